@@ -124,7 +124,7 @@ class Output:
 
 def _plain_lines(report: Report) -> list[str]:
     lines = [f"{words(name)}: {_in_line(name, value)}" for name, value in report.facts.items()]
-    for one in report.told:
+    for one in report.printed:
         lines += ["", f"{words(one.name)}:", "\t".join(map(words, one.columns))]
         lines += ["\t".join(map(_in_line, one.columns, row)) for row in one.rows]
     return lines
@@ -155,11 +155,11 @@ def _show_rich(report: Report, *, to_stderr: bool) -> None:
         console.print(table)
 
     facts = [(name, shown(name, value)) for name, value in report.facts.items()]
-    if len(facts) == 1 and report.told:
+    if len(facts) == 1 and report.printed:
         console.print(f"{words(facts[0][0])}: {facts[0][1]}")
     elif facts:
         show_pairs(clean(report.title), facts)
-    for one in report.told:
+    for one in report.printed:
         cells, widths, left_out = _fitting(one, console.width)
         rows, table = list(zip(*cells.values(), strict=True)), Table(title=words(one.name), title_justify="left")
         if not widths:  # A record for each row.

@@ -1,11 +1,11 @@
-"""`Metrics`: what this process does with statelog, for Prometheus. Needs the extra `metrics`.
+"""`Metrics`: the Prometheus metrics of this process. Needs the extra `metrics`.
 
-An observer that keeps what it is told of requests and steps in the client's own histograms and counters, and asks
-whatever is open for its statistics when it is scraped. Where the client counts over processes, in files below
-PROMETHEUS_MULTIPROC_DIR, histograms and counters are those of all processes; statistics are of this one.
+An observer that counts requests and steps in the client's own histograms and counters. A scrape reads the statistics
+of every open object. With PROMETHEUS_MULTIPROC_DIR, histograms and counters cover all processes; statistics cover this
+one.
 
 Invariants:
-- What it was told of is held weakly, and is forgotten once it is closed, and in a fork: a scrape shows what is open.
+- Objects are held weakly, and forgotten once they are closed, and in a fork: a scrape shows open objects only.
 - A scrape asks no broker and no store.
 """
 
@@ -26,14 +26,14 @@ from prometheus_client.registry import Collector
 
 from statelog.errors import StatelogError
 from statelog.observing import Request, TimedStep
-from statelog.operate.metrics import METRICS, TOLD, Kind, Metric, Sample, samples_of
+from statelog.operate.metrics import METRICS, OBSERVED, Kind, Metric, Sample, samples_of
 from statelog.producer import Life
 
 _BUCKETS_S = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0, 300.0, 1000.0, 3000.0)
 
 
 class _Made(NamedTuple):
-    """Something that is asked for its statistics, while it is there."""
+    """An object whose statistics a scrape reads while it exists."""
 
     of: "weakref.ref[object]"
     log: str
@@ -56,14 +56,14 @@ class Metrics(Collector):
         os.register_at_fork(after_in_child=lambda: None if (still := this()) is None else still._begin())
         self._counters: dict[str, Counter] = {}
         self._times: dict[str, Histogram] = {}
-        for name, one in TOLD.items():
+        for name, one in OBSERVED.items():
             if one.kind is Kind.COUNTER:
                 self._counters[name] = Counter(name, one.text, one.labels, registry=None)
             else:
                 self._times[name] = Histogram(name, one.text, one.labels, buckets=_BUCKETS_S, registry=None)
 
     def _begin(self) -> None:
-        """Nothing is open yet. In a fork what its parent had open is not, and nobody is there to release the lock."""
+        """Start with nothing open. A fork inherits no open objects, and no thread that could release the lock."""
         self._lock = threading.Lock()
         self._made: list[_Made] = []
         self._progress = weakref.WeakKeyDictionary[object, _LogProgress]()
@@ -72,7 +72,7 @@ class Metrics(Collector):
     # ---- as an observer
 
     def request(self, request: Request) -> None:
-        """A request of a port is over."""
+        """Count a finished request of a port."""
         of = request.log, request.port, request.operation
         self._times["statelog_request_seconds"].labels(request.port, request.operation).observe(request.seconds)
         self._count("requests", *of)
@@ -81,7 +81,7 @@ class Metrics(Collector):
             self._count("request_errors", *of, request.error)
 
     def began(self, step: TimedStep) -> Callable[[TimedStep], None]:
-        """A step begins; it is counted once it is over."""
+        """Return the function that counts this step when it ends."""
         del step
         return self._ended
 
@@ -96,7 +96,7 @@ class Metrics(Collector):
             with self._lock:
                 if not step.error:
                     self._last_s[step.log] = step.seconds
-                else:  # One of the log's; the others tell again.
+                else:  # It may belong to another recovery of the log; that one reports again.
                     for of in [of for of, one in self._progress.items() if one.log == step.log]:
                         del self._progress[of]
 
@@ -104,34 +104,34 @@ class Metrics(Collector):
         self._counters[f"statelog_{name}_total"].labels(*labels).inc(by)
 
     def progress(self, of: object, log: str, fraction: float, left_s: float | None) -> None:
-        """A recovery is that far."""
+        """Record the progress of a recovery."""
         with self._lock:
             self._progress[of] = _LogProgress(log, fraction, left_s)
             if fraction >= 1.0:
                 del self._progress[of]
 
     def made(self, thing: object, log: str, name: str) -> None:
-        """Something was made, to be asked for its statistics."""
+        """Register an object whose statistics a scrape reads."""
         with self._lock:
             self._made = [one for one in self._made if one.of() is not None]
             self._made.append(_Made(weakref.ref(thing), log, name))
 
     def open_things(self) -> list[tuple[object, str]]:
-        """Return what is open now, each with its log."""
+        """Return the open objects, each with its log."""
         with self._lock:
             return [(thing, one.log) for one in self._made if (thing := one.of()) is not None and _is_open(thing)]
 
     # ---- as a collector
 
     def describe(self) -> Iterator[Family]:
-        """Nothing: what there is depends on what is open."""
+        """Return no families: they depend on the open objects."""
         return iter(())
 
     def collect(self) -> Iterator[Family]:
-        """What Prometheus sees now."""
+        """Yield the current metrics."""
         yield from self._counted()
         found: dict[str, dict[tuple[str, ...], float]] = {}
-        for sample in self._samples():  # Of two with the same labels the newer one counts: the other is closing.
+        for sample in self._samples():  # With equal labels the newer object counts: the other one is closing.
             found.setdefault(sample.metric, {})[sample.labels] = sample.value
         for name, values in found.items():
             yield _family(name, METRICS[name], values)
@@ -142,18 +142,18 @@ class Metrics(Collector):
             for one in (*self._times.values(), *self._counters.values()):
                 yield from one.collect()
             return
-        names = {name.removesuffix("_total") for name in TOLD}  # The client adds it again.
-        of_all: Any = MultiProcessCollector  # The client annotates nothing there.
+        names = {name.removesuffix("_total") for name in OBSERVED}  # The client adds the suffix again.
+        of_all: Any = MultiProcessCollector  # The client has no annotations there.
         yield from (family for family in cast("list[Family]", of_all(None, path).collect()) if family.name in names)
 
     def _samples(self) -> Iterator[Sample]:
         with self._lock:
             made, progress, last_s = list(self._made), list(self._progress.values()), dict(self._last_s)
         for one in made:
-            with suppress(StatelogError):  # Closed just now.
+            with suppress(StatelogError):  # Closed meanwhile.
                 yield from _of(one)
         for log, fraction, left_s in sorted(progress, key=lambda one: one.fraction, reverse=True):
-            yield Sample("statelog_recovery_progress_ratio", (log,), fraction)  # The last one of a log counts.
+            yield Sample("statelog_recovery_progress_ratio", (log,), fraction)  # The last sample of a log counts.
             if left_s is not None:
                 yield Sample("statelog_recovery_left_seconds", (log,), left_s)
         for log, seconds in last_s.items():

@@ -1,8 +1,6 @@
-"""Keys, looked up: their committed values, what became of one of them, commit by commit, and which of them have another
-value at a later position.
+"""Look up keys: their committed values, the history of one key by commit, and the difference of two states.
 
-Owns nothing: a value comes from a recovery of the keys' groups alone, a history from the changes that the log still
-holds of them.
+Keeps no state: a value comes from a recovery of the keys' groups alone, a history from the changes still in the log.
 """
 
 from collections import deque
@@ -31,19 +29,20 @@ _ROW = ("key_group", "key")
 
 
 def groups_of(keys: pa.Array, named: int | None, descriptor: Descriptor) -> list[int]:
-    """Return the key groups that the keys may be in: where the log's callers name them, `named`, or all of them.
+    """Return the key groups that the keys may be in.
 
-    Raises ConfigError for one that is named where it follows from the key.
+    `named`: the key group that the caller gave, for a log whose callers choose key groups; None: all of them. Raises
+    ConfigError for a named key group where it follows from the key.
     """
     if descriptor.hash_rule is HashRule.CALLER:
         return list(range(descriptor.key_groups)) if named is None else [named]
     if named is not None:
-        raise ConfigError("the key group of this log's keys follows from the key", hint="Leave --key-group out")
+        raise ConfigError("the key group of this log's keys follows from the key", hint="Omit --key-group")
     return sorted(set(descriptor.key_groups_of(keys).tolist()))
 
 
-class Looked(NamedTuple):
-    """What was looked up: the rows of the keys that are there, at a ledger position, and what to tell of it."""
+class Lookup(NamedTuple):
+    """The rows of the keys that exist at a ledger position, and the warnings of the recovery."""
 
     rows: pa.Table
     position: int
@@ -59,11 +58,11 @@ def look_up(
     at: At | None = None,
     at_least: int = 0,
     barrier: bool = False,
-) -> Looked:
-    """Return the committed rows of the keys, which lie in these key groups: a recovery of those alone.
+) -> Lookup:
+    """Return the committed rows of the keys by recovering these key groups alone.
 
-    All key groups of a log whose callers name them are read in portions: they may not fit into memory. Raises NotFound
-    for a state that is not held any more, Damaged, Unavailable, StorageFull.
+    If callers choose the key groups and all are asked for, they are read in portions: they may not fit into memory.
+    Raises NotFound for a state that is no longer retained, Damaged, Unavailable, StorageFull.
     """
     with recover(log, key_groups=groups, at=at, at_least=at_least, barrier=barrier, settings=settings) as recovery:
         if log.descriptor.hash_rule is HashRule.CALLER and len(groups) > 1:
@@ -73,13 +72,14 @@ def look_up(
             rows = pa.concat_tables(found).select([*_ROW, "value"])
         else:
             rows, position = rows_of(recovery.to_arrow(), keys), recovery.position
-        return Looked(rows, position, tuple(recovery.warnings))
+        return Lookup(rows, position, tuple(recovery.warnings))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KeyHistory:
-    """What became of one key: the newest changes of `history_schema`, oldest first, behind `start_position` and up to
-    `end_position`. What lies below the start is in no topic any more. `changes` were there; `rows` may be fewer.
+    """The newest changes of one key in `history_schema`, oldest first, from `start_position` to `end_position`.
+
+    The topics no longer hold anything below the start. `changes` counts all changes in the range; `rows` may be fewer.
     """
 
     rows: tuple[pa.RecordBatch, ...]
@@ -89,8 +89,10 @@ class KeyHistory:
 
 
 def history_of(log: Log, key: pa.Array, groups: Iterable[int], *, most: int, settings: RecoverySettings) -> KeyHistory:
-    """The changes of one key that the log still holds, at most the newest `most` of them. It reads all that is held of
-    the key's group. Raises NotFound if the log was truncated past it meanwhile, Damaged, Unavailable, StorageFull.
+    """Return the changes of one key that the log still holds, at most the newest `most`.
+
+    Reads all changes of the key's group. Raises NotFound if the log was truncated past them meanwhile, Damaged,
+    Unavailable, StorageFull.
     """
     plan = plan_changes(log, key_groups=groups)
     newest: deque[pa.RecordBatch] = deque()
@@ -99,7 +101,7 @@ def history_of(log: Log, key: pa.Array, groups: Iterable[int], *, most: int, set
         for batch in batches:
             found = batch.filter(pc.is_in(batch.column("key"), value_set=key))
             if not found.num_rows:
-                continue  # As nearly everywhere: even empty ones would add up.
+                continue  # The usual case: even empty batches would add up.
             changes, held = changes + found.num_rows, held + found.num_rows
             newest.append(found)
             while held - newest[0].num_rows >= most:
@@ -111,8 +113,9 @@ def history_of(log: Log, key: pa.Array, groups: Iterable[int], *, most: int, set
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """The tables of `key_group`, `key` and `value` of the keys that differ, in one order: as they were, and as they
-    are. A key that was not there, or is not there any more, has null.
+    """The keys that differ, as tables of `key_group`, `key` and `value` in one order: `before` and `after`.
+
+    A missing key has a null value.
     """
 
     start_position: int
@@ -122,11 +125,11 @@ class Difference:
 
 
 def difference(log: Log, start: At, end: At | None, settings: RecoverySettings) -> Difference:
-    """From the state `start` to the state `end`, None for the newest. A key that was written and is as it was is no
-    difference. Holds the changed keys in memory, and the earlier state of their key groups.
+    """Return the difference between the states `start` and `end`; `end` None: the newest state.
 
-    Raises NotFound if the log does not hold what was committed in between, Misuse if it ends before it begins, Damaged,
-    Unavailable.
+    Keys whose value did not change are left out. Holds the changed keys in memory, and the earlier state of their key
+    groups. Raises NotFound if the log no longer holds the commits in between, Misuse if `end` lies before `start`,
+    Damaged, Unavailable.
     """
     plan = plan_changes(log, start, end)
     schema = log.value_schemas.get(plan.value_schema_id or 0)
@@ -149,7 +152,7 @@ def difference(log: Log, start: At, end: At | None, settings: RecoverySettings) 
 
 
 def _texts(table: pa.Table, schema: ValueSchema) -> dict[tuple[int, Any], bytes]:
-    """What tells values apart, by key group and key: the value's bytes. Every row has one."""
+    """Return the values' bytes by key group and key. Every row has a value."""
     texts = [text for chunk in table.column("value").chunks for text in avro_values(chunk, schema).to_pylist()]
     return dict(zip(_rows(table), texts, strict=True))
 

@@ -1,8 +1,8 @@
-"""What can be measured, by the names that Prometheus sees, and how the statistics of the code become samples. Pure.
+"""All metrics by their names in Prometheus, and the samples that statistics yield. Pure.
 
-`docs/metrics.md` has the same table. Counters end in `_total`, and all others in their unit; times are in seconds.
+`docs/metrics.md` has the same table. Counters end in `_total`, all other names in their unit; times are in seconds.
 
-Invariant: nothing is counted here. A sample is a field of some statistics that the code keeps anyway, by another name.
+Invariant: nothing is counted here. A sample is a field of existing statistics under another name.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -17,7 +17,7 @@ from statelog.tables import Standby, Table, Worker
 
 
 class Kind(StrEnum):
-    """How Prometheus reads it."""
+    """The type of a metric in Prometheus."""
 
     COUNTER = "counter"
     GAUGE = "gauge"
@@ -25,8 +25,9 @@ class Kind(StrEnum):
 
 
 class Metric(NamedTuple):
-    """What is measured: its labels, what it says in a sentence, and how it is `read` in the statistics of whatever is
-    asked: None has no sample, a mapping has one for each value of the last label.
+    """A metric: its labels, its description, and how it is `read` from an object's statistics.
+
+    `read` returns None for no sample; a mapping has a sample for each value of the last label.
     """
 
     kind: Kind
@@ -39,7 +40,7 @@ def _asked(
     labels: tuple[str, ...],
     rows: Mapping[str, tuple[str, str | Callable[[Any], Mapping[str, float]], *tuple[str, ...]]],
 ) -> dict[str, Metric]:
-    """Metrics by name; each says its text, where it is read, and labels of its own."""
+    """Return metrics by name. A row has the text, the field to read, and more labels."""
     found: dict[str, Metric] = {}
     for name, (text, of, *more) in rows.items():
         kind = Kind.COUNTER if name.endswith("_total") else Kind.GAUGE
@@ -48,7 +49,7 @@ def _asked(
 
 
 def _field(path: str) -> Callable[[Any], float | None]:
-    """Reads a field, such as `tail.commits`; None where one on the way is None."""
+    """Return a function that reads a field such as `tail.commits`; None if a field on the way is None."""
 
     def read(found: Any) -> float | None:
         for name in path.split("."):
@@ -68,7 +69,7 @@ def _restore(found: MaterializerStatistics) -> dict[str, float]:
 
 
 def _held(found: MaterializerStatistics) -> dict[str, float]:
-    """Whose lease or subscription it is, is worth a series; which manifest it is, is not."""
+    """Label each lease and subscription by name, and all manifests alike: a manifest's number is no series."""
     by = found.cleanup.held_by if found.cleanup else ""
     return {"manifest" if by.startswith("manifest ") else by: 1} if by else {}
 
@@ -79,7 +80,7 @@ def _named(labels: tuple[str, ...], texts: Mapping[str, str]) -> dict[str, Metri
 
 
 _OF_LOG, _OF_REQUEST, _OF_WRITER = ("log",), ("log", "port", "operation"), ("log", "writer")
-TOLD: dict[str, Metric] = {
+OBSERVED: dict[str, Metric] = {
     **_named(("port", "operation"), {"request_seconds": "Time that a request to Kafka or to the store took"}),
     **_named(
         _OF_REQUEST,
@@ -104,7 +105,7 @@ TOLD: dict[str, Metric] = {
     ),
     **_named(("log", "step", "error"), {"step_errors_total": "Steps that failed"}),
 }
-"""What an observer is told of, and counts: a step is `statelog_STEP_seconds`."""
+"""The metrics that an observer counts: a step is `statelog_STEP_seconds`."""
 OTHERS = {
     f"statelog_{name}": Metric(Kind.GAUGE, labels, text)
     for name, text, labels in (
@@ -201,13 +202,13 @@ OF_STANDBYS = _asked(
     },
 )
 METRICS: dict[str, Metric] = (
-    TOLD | OTHERS | OF_ROUNDS | OF_FLEETS | OF_WRITERS | OF_TABLES | OF_WORKERS | OF_PARTITIONS | OF_STANDBYS
+    OBSERVED | OTHERS | OF_ROUNDS | OF_FLEETS | OF_WRITERS | OF_TABLES | OF_WORKERS | OF_PARTITIONS | OF_STANDBYS
 )
-"""All of them, by name."""
+"""All metrics by name."""
 
 
 class Sample(NamedTuple):
-    """One value of a metric, and those of its labels, in their order."""
+    """One value of a metric, with the values of its labels in order."""
 
     metric: str
     labels: tuple[str, ...]
@@ -215,14 +216,14 @@ class Sample(NamedTuple):
 
 
 def samples_of(thing: object, log: str, name: str) -> Iterator[Sample]:
-    """Of whatever is asked, as it is now; from any thread. Raises ClosedError for what was closed just now."""
+    """Yield the current samples of an object, from any thread. Raises ClosedError if it was closed meanwhile."""
     for kind, samples in _ASKED.items():
         if isinstance(thing, kind):
             yield from samples(thing, log, name)
 
 
 def _of_worker(worker: Any, log: str, _: str) -> Iterator[Sample]:
-    """Its tables and standbys have series of their own."""
+    """Yield the samples of a worker; its tables and standbys have series of their own."""
     found = worker.statistics()
     tables = sum(one.commit_age_s is not None for one in found)
     for metric, value in zip(OF_WORKERS, (len(found), tables, len(worker.standbys)), strict=True):

@@ -1,7 +1,6 @@
-"""`Report`: facts by name, and tables, the same for a command, for JSON and for a page. Pure.
+"""`Report`: named facts and tables, shared by commands, JSON and the web page. Pure.
 
-Invariant: programs see names and values as they are; people see `words` and numbers in the unit that the end of their
-name tells.
+Invariant: programs get names and values unchanged; people get `words`, and numbers in the unit of the name's suffix.
 """
 
 from collections.abc import Mapping, Sequence
@@ -10,14 +9,14 @@ from dataclasses import dataclass
 from statelog.formatting import clean, in_text, show_bytes, show_count, show_duration
 
 _NO_COUNTS = ("pid", "offset", "key", "value")
-"""Numbers that people see as they are."""
+"""Numbers that people see unformatted."""
 _TIMES = ("manifest_time", "renewed", "created", "moved", "accepted")
 _PHRASES = {"held_by": "truncation held back by", "records_left": "records left in the log"}
 
 
 @dataclass(frozen=True, slots=True)
 class Listing:
-    """A table: the names of its columns, and its rows; `optional` columns are left out where a terminal is narrow."""
+    """A table. A narrow terminal leaves out the `optional` columns."""
 
     name: str
     columns: tuple[str, ...]
@@ -34,12 +33,12 @@ class Report:
     listings: tuple[Listing, ...] = ()
 
     @property
-    def told(self) -> tuple[Listing, ...]:
-        """The listings for people: those with rows, and one that is alone, which says that there is nothing."""
+    def printed(self) -> tuple[Listing, ...]:
+        """The listings for people: those with rows; a single listing also when it is empty."""
         return tuple(one for one in self.listings if one.rows or len(self.listings) == 1)
 
     def to_json(self) -> dict[str, object]:
-        """For programs: facts by name, listings as lists of objects."""
+        """Return the report for programs: facts by name, listings as lists of objects."""
         return {
             **self.facts,
             **{one.name: [dict(zip(one.columns, row, strict=True)) for row in one.rows] for one in self.listings},
@@ -47,7 +46,7 @@ class Report:
 
 
 def shown(name: str, value: object) -> str:
-    """A value as people read it, in the unit that the end of its name tells."""
+    """Format a value for people, in the unit of its name's suffix."""
     if value is None:
         return "-"
     if name in _TIMES and isinstance(value, str):
@@ -59,12 +58,12 @@ def shown(name: str, value: object) -> str:
     if name.endswith("bytes"):
         return show_bytes(value)
     if name.endswith("estimate_s") and value < 1:
-        return "< 1 s"  # Opening alone takes longer than such an estimate says.
+        return "< 1 s"  # Opening a log takes longer than such an estimate.
     return show_duration(value) if name.endswith("_s") else show_count(value)
 
 
 def words(name: str) -> str:
-    """The name of a fact, or of a table, for people."""
+    """Return the name of a fact or a table for people."""
     if name in _PHRASES:
         return _PHRASES[name]
     return name.removesuffix("_s").replace("_", " ") if not name.endswith("_per_s") else name.replace("_", " ")

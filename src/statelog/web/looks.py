@@ -30,7 +30,7 @@ from statelog.log.where import log_names, one_client, opened_store
 from statelog.materializer import MaterializerSettings
 from statelog.operate.description import describe_log
 from statelog.operate.finding import error_text
-from statelog.operate.lookup import KeyHistory, Looked, groups_of, history_of, look_up
+from statelog.operate.lookup import KeyHistory, Lookup, groups_of, history_of, look_up
 from statelog.operate.report import Report
 from statelog.operate.rows import BytesText, read_keys
 from statelog.reading import CommitFacts, commit_facts, commits_behind
@@ -156,7 +156,7 @@ class LogLook:
 class KeyLook:
     """One key: its values, by key group, and what became of it, if that was asked."""
 
-    looked: Looked
+    looked: Lookup
     history: KeyHistory | None
 
 
