@@ -1,16 +1,18 @@
-"""Whether a process lives, and whether it does what it is for, and why not, over the statistics of its rounds or of its
-workers; and `HealthServer`, which says so over HTTP: `/livez`, `/readyz` and `/metrics`.
+"""Liveness and readiness of a process, from the statistics of its rounds or workers; and `HealthServer`, which serves
+`/livez`, `/readyz` and `/metrics` over HTTP.
 
-    live    its loop turns when it said that it would, and no round is silent for longer than a step may take. What is
-            not live does not get better by itself: whoever watches it starts it anew, which is safe at any time
-    ready   of a daemon: its rounds succeed, and what is committed gets into snapshots; of a worker: its tables are open
+    live    the loop runs on schedule, and no round is silent for longer than a step may take. A process that is not
+            live does not recover by itself; its supervisor restarts it, which is safe at any time
+    ready   a daemon: its rounds succeed, and commits reach snapshots in time; a worker: its tables are open
 
-One thread listens, and each request has its own, few at a time, each for a few seconds at most: who holds connections
-open keeps others from asking, and never the daemon from working. 200 says yes, 503 no, with a line for each reason;
-`?log=NAME` asks for one log; one that is not there is not ready.
+One thread listens. Each request has a thread of its own; few run at a time, each for a few seconds at most. So clients
+that hold connections open block other clients, and never the daemon. The status is 200 or 503, with a line for each
+reason. `?log=NAME` asks for one log; an unknown log is not ready.
 
-Invariants: a daemon that fails is live: starting it anew would not help, and would hide what is wrong. What may be
-asked is only read, and answered from memory: no broker and no store is asked. Probes are told whether, and not why.
+Invariants:
+- A daemon whose rounds fail is live: a restart would not help, and would hide the error.
+- Answers are read from memory: no broker and no store is asked.
+- Probes get the status without reasons.
 """
 
 import socket
@@ -42,7 +44,7 @@ _TEXT = "text/plain; charset=utf-8"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogHealth:
-    """Of one log: what speaks against being live, and against being ready; empty if nothing does."""
+    """The health of one log: the reasons why it is not live, and not ready; empty if it is."""
 
     log: str
     not_live: str = ""
@@ -51,20 +53,20 @@ class LogHealth:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Health:
-    """Of a process: `not_live` of what drives all of its logs, and each of them; `problem` of what looks for them."""
+    """The health of a process: its logs, `not_live` of the loop that drives them, `problem` of the search for logs."""
 
     logs: Sequence[LogHealth] = ()
     not_live: str = ""
     problem: str = ""
 
     def why_not_live(self) -> list[str]:
-        """Empty if it is live. One log that hangs beside others that do not is no reason to stop those."""
+        """Return the reasons; empty if the process is live. A hanging log counts only if all logs hang."""
         hanging = [f"{one.log}: {one.not_live}" for one in self.logs if one.not_live]
         are_all = bool(hanging) and len(hanging) == len(self.logs)
         return [self.not_live] * bool(self.not_live) + hanging * are_all
 
     def why_not_ready(self) -> list[str]:
-        """Empty if it is ready, which no log that hangs is."""
+        """Return the reasons; empty if the process is ready. A hanging log is not ready."""
         found = [self.not_live] if self.not_live else []
         found += [f"all logs: {self.problem}"] if self.problem else []
         for one in self.logs:
@@ -73,19 +75,19 @@ class Health:
 
 
 def health_of(log: str, now: MaterializerStatistics, settings: MaterializerSettings) -> LogHealth:
-    """Of a log, by what its rounds know now."""
+    """Judge a log by the statistics of its rounds."""
     return LogHealth(log=log, not_live=_hangs(now, settings.hang_s), not_ready=tuple(_fails(now, settings)))
 
 
 def health_of_all(states: Iterable[MemberState], *, late_s: float, hang_s: float, problem: str = "") -> Health:
-    """Of a process that drives many logs: how each of them is, for how long its own loop is late, and its problem."""
-    late = f"the loop hangs: it should have turned {show_duration(late_s)} ago"
+    """Judge a process that drives many logs, by each log, the delay of its own loop, and its problem."""
+    late = f"the loop hangs: it is {show_duration(late_s)} late"
     logs = [health_of_member(one) for one in states]
     return Health(logs=logs, not_live=late if late_s >= hang_s else "", problem=problem)
 
 
 def health_of_member(state: MemberState) -> LogHealth:
-    """Of a log, with a daemon or without."""
+    """Judge a log, with a daemon or without."""
     if state.statistics is not None:
         return health_of(state.log, state.statistics, state.settings)
     if state.opening_s >= state.settings.hang_s:
@@ -95,33 +97,33 @@ def health_of_member(state: MemberState) -> LogHealth:
 
 def _hangs(now: MaterializerStatistics, hang_s: float) -> str:
     if now.late_s >= hang_s:
-        return f"the loop hangs: it should have turned {show_duration(now.late_s)} ago"
+        return f"the loop hangs: it is {show_duration(now.late_s)} late"
     if now.silent_s >= hang_s:
-        return f"the round hangs: it reached its last step {show_duration(now.silent_s)} ago"
+        return f"the round hangs: its latest step began {show_duration(now.silent_s)} ago"
     return ""
 
 
 def _fails(now: MaterializerStatistics, settings: MaterializerSettings) -> Iterator[str]:
     if now.failures_in_a_row:
-        yield f"{show_counted(now.failures_in_a_row, 'round')} in a row failed, the last one by: {now.error}"
+        yield f"{show_counted(now.failures_in_a_row, 'round')} in a row failed, the last one with: {now.error}"
     if now.hanging:
-        yield f"{show_counted(now.hanging, 'round')} given up, still hanging"
+        yield f"{show_counted(now.hanging, 'abandoned round')} still hanging"
     if now.age_s >= settings.alarm_age_s:
-        yield f"no snapshot holds what was committed {show_duration(now.age_s)} ago"
+        yield f"the oldest commit in no snapshot is {show_duration(now.age_s)} old"
 
 
 def health_of_process(things: Iterable[tuple[object, str]], hang_s: float) -> Health:
-    """Judge a process by what it has open, each with its log: by its workers, and that there is anything."""
+    """Judge a process by its open objects, each with its log: are there any, and are its workers ready."""
     there = list(things)
     of = [health_of_worker(log, it.silent_s, it.statistics(), hang_s) for it, log in there if isinstance(it, Worker)]
     return Health(logs=of, problem="" if there else "nothing is open yet")
 
 
 def health_of_worker(log: str, silent_s: float, found: Iterable[PartitionStatistics], hang_s: float) -> LogHealth:
-    """Judge a worker: by how long its loop has been silent, and by its partitions whose tables are not open."""
-    late = f"the loop hangs: it asked for its last message {show_duration(silent_s)} ago"
+    """Judge a worker by how long its loop has been silent, and by the partitions whose tables are not open."""
+    late = f"the loop hangs: it last polled {show_duration(silent_s)} ago"
     closed = [str(one.partition) for one in found if one.commit_age_s is None]
-    waiting = f"the table is not open yet of {show_counted(len(closed), 'partition')}: {', '.join(closed)}"
+    waiting = f"no open table yet for {show_counted(len(closed), 'partition')}: {', '.join(closed)}"
     return LogHealth(log=log, not_live=late if silent_s >= hang_s else "", not_ready=(waiting,) if closed else ())
 
 
@@ -129,10 +131,10 @@ AskHealth = Callable[[], Health]
 
 
 class HealthServer(Closing):
-    """Listens from its making on, until it is closed. `urls` are where, `url` the first; port 0 takes a free one.
+    """A server that listens from its construction until it is closed. `urls`: its addresses, `url` the first of them.
 
-    Who asks at `listening` is told why, and the metrics of the `registry`; who asks at `probing`, only whether. Raises
-    ConfigError if an address cannot be had.
+    `listening` answers with reasons, and with the metrics of the `registry`; `probing` only with the status. Port 0
+    takes a free one. Raises ConfigError if an address cannot be bound.
     """
 
     def __init__(
@@ -152,12 +154,12 @@ class HealthServer(Closing):
         thread = threading.Thread(target=server.serve_forever, name="statelog-health", daemon=True)
         with undone_by_errors(server.server_close):
             thread.start()
-        for end in (thread.join, server.server_close, server.shutdown):  # The last one first.
+        for end in (thread.join, server.server_close, server.shutdown):  # Called in reverse.
             self._ends.callback(end)
         return replace(place, port=server.server_port).url
 
     def close(self) -> None:
-        """Listen no more. Idempotent."""
+        """Stop listening. Idempotent."""
         self._ends.close()
 
 
@@ -168,22 +170,22 @@ class _Server(ThreadingHTTPServer):
     def __init__(self, listening: Listening, health: AskHealth, registry: "CollectorRegistry | None") -> None:
         self.listening, self.health, self.registry = listening, health, registry
         self._tls = listening.context()
-        self._room = threading.BoundedSemaphore(_AT_ONCE)
+        self._slots = threading.BoundedSemaphore(_AT_ONCE)
         super().__init__((listening.host, listening.port), _Handler, bind_and_activate=False)
         self.socket.close()
         self.socket = listening.bound()
         self.server_port = self.socket.getsockname()[1]
 
     def process_request(self, request: Any, client_address: Any) -> None:
-        """On a thread of its own, if there is room."""
-        if not self._room.acquire(blocking=False):
+        """Process a request on a thread of its own, if a slot is free; otherwise close the connection."""
+        if not self._slots.acquire(blocking=False):
             self.shutdown_request(request)
             return
-        with undone_by_errors(self._room.release):
+        with undone_by_errors(self._slots.release):
             super().process_request(request, client_address)
 
     def process_request_thread(self, request: Any, client_address: Any) -> None:
-        """One connection, its handshake included: who does not speak, or slowly, holds up nobody else."""
+        """Serve one connection, including its handshake, so that a slow client delays no other."""
 
         def cut() -> None:
             with suppress(OSError):
@@ -197,14 +199,14 @@ class _Server(ThreadingHTTPServer):
             if self._tls is not None:
                 request = self._tls.wrap_socket(request, server_side=True)
             super().process_request_thread(request, client_address)
-        except OSError:  # A handshake that failed, or a connection that broke.
+        except OSError:  # A failed handshake, or a broken connection.
             self.shutdown_request(request)
         finally:
             limit.cancel()
-            self._room.release()
+            self._slots.release()
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """Nothing: a connection that breaks is its client's trouble."""
+        """Ignore the error: a broken connection concerns its client only."""
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -223,7 +225,7 @@ class _Handler(BaseHTTPRequestHandler):
             case "/readyz":
                 self._judge(self._health(asked.query).why_not_ready(), "ready")
             case "/metrics" if self.server.registry is not None:
-                from prometheus_client.exposition import choose_encoder  # An extra, which who has a registry has.
+                from prometheus_client.exposition import choose_encoder  # An extra; a registry implies it.
 
                 encode, kind = choose_encoder(self.headers.get("Accept", ""))
                 self._answer(HTTPStatus.OK, encode(self.server.registry), kind=kind)
@@ -257,4 +259,4 @@ class _Handler(BaseHTTPRequestHandler):
             self.wfile.write(data)
 
     def log_message(self, format: str, *args: Any) -> None:  # noqa: A002 - its name in the standard library
-        """Nothing: a probe every few seconds is no event."""
+        """Log nothing: a probe comes every few seconds."""

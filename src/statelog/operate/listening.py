@@ -1,7 +1,9 @@
-"""`Listening`: where a server of ours listens, and who may ask it: this machine alone, or who has a token, over TLS.
+"""`Listening`: where a server listens, and which clients it answers: local ones, or holders of a token, over TLS.
 
-Owns the address, the certificate and the token. Invariants: beyond this machine nothing is served without both, unless
-the caller says that the address is guarded; a token is compared in constant time, and is in no repr and in no error.
+Owns the address, the certificate and the token. Invariants:
+
+- Remote clients are served only with a certificate and a token, unless the caller says that the address is guarded.
+- A token is compared in constant time, and appears in no repr and in no error.
 """
 
 import base64
@@ -22,7 +24,7 @@ _LEAST_TOKEN_CHARS = 16
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Listening:
-    """An address, checked. `token` is what a client has to show; empty on this machine, if none was asked for."""
+    """A checked address. `token`: what a client has to present; empty if no token is required."""
 
     host: str
     port: int
@@ -32,27 +34,27 @@ class Listening:
 
     @property
     def url(self) -> str:
-        """What a browser is pointed at."""
+        """The URL for a browser."""
         host = f"[{self.host}]" if ":" in self.host else self.host
         return f"{'https' if self.certificate else 'http'}://{host}:{self.port}"
 
     def bound(self) -> socket.socket:
-        """A socket that listens there; port 0 takes a free one. Raises ConfigError if the address cannot be had."""
+        """Return a listening socket; port 0 takes a free one. Raises ConfigError if the address cannot be bound."""
         try:
             family = socket.getaddrinfo(self.host, self.port, type=socket.SOCK_STREAM)[0][0]
             return socket.create_server((self.host, self.port), family=family)
-        except (OSError, UnicodeError) as error:  # The latter for what no name of a host can be.
-            problem = f"nothing can listen there: {getattr(error, 'strerror', None) or error}"
-            hint = "Name another port, or stop who listens on this one"
+        except (OSError, UnicodeError) as error:  # UnicodeError: an impossible host name.
+            problem = f"the address cannot be bound: {getattr(error, 'strerror', None) or error}"
+            hint = "Name another port, or stop the process that listens on this one"
             raise ConfigError(problem, hint=hint, listen=f"{self.host}:{self.port}") from error
 
     def context(self) -> ssl.SSLContext | None:
-        """The server's side of TLS; None without. Raises ConfigError for a certificate or a key that is none."""
+        """Return the server's TLS context; None without a certificate. Raises ConfigError for unusable files."""
         if self.certificate is None:
             return None
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         try:
-            context.load_cert_chain(self.certificate, self.key, password="")  # Else a terminal would be asked for one.
+            context.load_cert_chain(self.certificate, self.key, password="")  # Never prompt for a password.
         except (OSError, ssl.SSLError) as error:
             problem = f"the certificate cannot be used: {error.strerror or error}"
             hint = "Name PEM files: the certificate with its chain, and its key without a password"
@@ -60,7 +62,7 @@ class Listening:
         return context
 
     def admits(self, authorization: str) -> bool:
-        """Whether a request with this header is answered: `Bearer TOKEN`, or the token as the password of a browser."""
+        """Tell whether this header has the token: as `Bearer TOKEN`, or as the password of basic authentication."""
         if not self.token:
             return True
         kind, _, given = authorization.partition(" ")
@@ -82,22 +84,24 @@ def listening_at(
     token_file: Path | None = None,
     is_guarded: bool = False,
 ) -> Listening:
-    """The place that is named, HOST:PORT; the token is what is in the file. `is_guarded`: whoever reaches the address
-    may ask in the clear, because the network lets nobody else there, or nothing is told that is worth a guard.
+    """Return the checked address HOST:PORT, with the token that the file holds.
 
-    Raises ConfigError for an address that is none, half of a certificate, a token that is guessed easily, and for
-    an address that others reach without a certificate and a token.
+    `is_guarded`: every client that reaches the address is answered in the clear, because the network keeps strangers
+    out or the answers are no secret.
+
+    Raises ConfigError for an invalid address, a certificate or a key alone, a short token, and for a remotely reachable
+    address without a certificate and a token.
     """
     check_kind("an address to listen on", address, str, example="127.0.0.1:9400")
     host, port = _address(address)
     if (certificate is None) != (key is None):
-        raise ConfigError("a certificate and its key belong together", hint="Give both, or none")
+        raise ConfigError("a certificate and its key belong together", hint="Give both or neither")
     token = read_secret("the token", token_file) if token_file else ""
     if token and len(token) < _LEAST_TOKEN_CHARS:
         hint = "Make one with: openssl rand -hex 32"
         raise ConfigError(f"the token has fewer than {_LEAST_TOKEN_CHARS} characters", hint=hint, file=str(token_file))
     if not is_guarded and not is_loopback(host) and not (certificate and token):
-        problem = "others than this machine reach this address, and it has no certificate, or no token"
+        problem = "other machines can reach this address, and it has no certificate or no token"
         hint = "Listen on 127.0.0.1, or give a certificate, its key, and a file with a token"
         raise ConfigError(problem, hint=hint, listen=address)
     return Listening(host=host, port=port, certificate=certificate, key=key, token=token)
@@ -109,6 +113,6 @@ def _address(text: str) -> tuple[str, int]:
     is_bare = ":" in host and not has_brackets
     number = whole_in(port)
     if not host or is_bare or number is None or number > 65535:
-        hint = "Write HOST:PORT, as 127.0.0.1:9400 or [::1]:9400"
-        raise ConfigError(f"{text!r} is no address to listen on", hint=hint)
+        hint = "Write HOST:PORT, for example 127.0.0.1:9400 or [::1]:9400"
+        raise ConfigError(f"{text!r} is not an address to listen on", hint=hint)
     return host[1:-1] if has_brackets else host, number

@@ -38,15 +38,15 @@ _SETTINGS = MaterializerSettings()
     [
         (_WELL, "", ()),
         (replace(_WELL, late_s=899.0, silent_s=899.0, age_s=3599.0), "", ()),
-        (replace(_WELL, late_s=900.0), "the loop hangs: it should have turned 15 min 0 s ago", ()),
-        (replace(_WELL, silent_s=900.0), "the round hangs: it reached its last step 15 min 0 s ago", ()),
+        (replace(_WELL, late_s=900.0), "the loop hangs: it is 15 min 0 s late", ()),
+        (replace(_WELL, silent_s=900.0), "the round hangs: its latest step began 15 min 0 s ago", ()),
         (
             replace(_WELL, failures_in_a_row=2, error="no answer [BrokerUnavailable]"),
             "",
-            ("2 rounds in a row failed, the last one by: no answer [BrokerUnavailable]",),
+            ("2 rounds in a row failed, the last one with: no answer [BrokerUnavailable]",),
         ),
-        (replace(_WELL, hanging=1), "", ("1 round given up, still hanging",)),
-        (replace(_WELL, age_s=3600.0), "", ("no snapshot holds what was committed 1 h 0 min ago",)),
+        (replace(_WELL, hanging=1), "", ("1 abandoned round still hanging",)),
+        (replace(_WELL, age_s=3600.0), "", ("the oldest commit in no snapshot is 1 h 0 min old",)),
     ],
 )
 def test_what_speaks_against_it(now: MaterializerStatistics, not_live: str, not_ready: tuple[str, ...]) -> None:
@@ -120,11 +120,11 @@ def _settings(bench: DaemonBench) -> MaterializerSettings:
     [
         (299.0, [True, True], LogHealth(log="words")),
         (0.0, [], LogHealth(log="words")),
-        (300.0, [True], LogHealth(log="words", not_live="the loop hangs: it asked for its last message 5 min 0 s ago")),
+        (300.0, [True], LogHealth(log="words", not_live="the loop hangs: it last polled 5 min 0 s ago")),
         (
             0.0,
             [False, True, False],
-            LogHealth(log="words", not_ready=("the table is not open yet of 2 partitions: 0, 2",)),
+            LogHealth(log="words", not_ready=("no open table yet for 2 partitions: 0, 2",)),
         ),
     ],
 )
@@ -157,7 +157,7 @@ def test_one_call_serves_a_worker_to_kubelet_and_prometheus() -> None:
                 twin.clock.advance(301)
                 seen.append(ask("/livez"))
                 metrics = asked(port, "/metrics")[1]
-            hangs = "counts: the loop hangs: it asked for its last message 5 min 1 s ago\n"
+            hangs = "counts: the loop hangs: it last polled 5 min 1 s ago\n"
             well = [(200, "ready\n", 200, "ready\n"), (200, "live\n", 200, "live\n")]
             assert seen == [*well, (503, hangs, 503, "not live\n")] * 2
             for name in ("worker_partitions", "worker_tables", "worker_lag_records", "worker_commit_age_seconds"):
@@ -186,7 +186,7 @@ def test_what_says_nothing_is_refused(given: dict[str, Any]) -> None:
 
 def test_metrics_are_in_the_clear_only_where_the_network_is_said_to_be_guarded() -> None:
     """Beyond this machine a certificate and a token are asked for, unless the caller names the guard."""
-    with pytest.raises(ConfigError, match="others than this machine"):
+    with pytest.raises(ConfigError, match="other machines can reach"):
         export_metrics(CollectorRegistry(), listen="0.0.0.0:0")
     export_metrics(CollectorRegistry(), listen="0.0.0.0:0", guarded_network=True)()
 
@@ -258,7 +258,7 @@ def test_a_token_and_tls_for_others(tmp_path: Path) -> None:
     certificate.private_key_and_cert_chain_pem.write_to_path(tmp_path / "cert.pem")
     token = tmp_path / "token"
     token.write_text("0123456789abcdef0123456789abcdef\n")
-    with pytest.raises(ConfigError, match="others than this machine"):
+    with pytest.raises(ConfigError, match="other machines can reach"):
         listening_at("0.0.0.0:0")
     place = listening_at("0.0.0.0:0", certificate=tmp_path / "cert.pem", key=tmp_path / "cert.pem", token_file=token)
     context = ssl.create_default_context(cadata=authority.cert_pem.bytes().decode())
@@ -277,7 +277,7 @@ def test_an_address_in_use_is_told() -> None:
     """As what it is, with what to do."""
     with _served(Health()) as server:
         taken = listening_at(server.url.removeprefix("http://"))
-        with pytest.raises(ConfigError, match="nothing can listen there"):
+        with pytest.raises(ConfigError, match="the address cannot be bound"):
             HealthServer(taken, Health, CollectorRegistry())
     assert not [one for one in threading.enumerate() if one.name == "statelog-health"]
 

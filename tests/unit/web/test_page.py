@@ -346,7 +346,7 @@ def test_an_address_that_is_taken_is_refused(twin: Twin) -> None:
     """At once, by name, with what to do."""
     with served(twin.where()) as url, PageLooks(twin.where(), lambda _: MaterializerSettings()) as looks:
         taken = listening_at(url.removeprefix("http://"))
-        with pytest.raises(ConfigError, match="nothing can listen there") as refused:
+        with pytest.raises(ConfigError, match="the address cannot be bound") as refused:
             serve(page_app(looks, taken), taken, lambda: None, told=print)
     assert "another port" in str(refused.value.hint)
 
