@@ -1,13 +1,13 @@
-"""`examine`: asks a log, its topics and its files for everything that can be wrong with them, and writes nothing.
+"""`examine`: check a log, its topics and its files for everything that can be wrong with them, without writing.
 
-It opens no log, because that refuses what is to be looked at. What is asked is what every reader asks, by the same
-functions; what it means is said by `log_checks`.
+It does not open the log, because an open refuses a damaged one. The checks use the functions of every reader;
+`log_checks` judges their answers.
 
 Invariants:
-- Nothing is written on either port, but where the caller asks to `prove` the store: two files of a temporary name. So
-  ages are by this machine's clock; the store's own is only told by a write.
-- A question that ends with an error is a finding, and the next one is asked, unless it rests on that answer.
-- A round may run meanwhile: what it dropped since it was listed is not missing.
+- Nothing is written on either port, except for two temporary files if the caller asks to prove the store. So ages are
+  by this machine's clock: reading the store's clock takes a write.
+- A check that fails with an error is a finding, and the next check runs, unless it depends on the failed one.
+- Rounds may run concurrently: files that they dropped after the listing do not count as missing.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -73,17 +73,18 @@ _BAD = frozenset({Severity.REFUSED, Severity.UNAVAILABLE, Severity.DAMAGED})
 def examine(
     name: str, where: Where, settings: MaterializerSettings, *, deep: bool = False, proves: bool = False
 ) -> tuple[Finding, ...]:
-    """One finding for each check; the alarms, caps and bounds of a materializer's `settings` count. `deep` reads every
-    run, and the tail behind the newest snapshot; `proves` tries whether the store honours put-if-absent.
+    """Return a finding for each check. Raises NotFound if there is no such log, InvalidName, ConfigError.
 
-    Raises NotFound if there is no such log, InvalidName, ConfigError.
+    `settings`: the materializer's, for its alarms, caps and bounds.
+    `deep`: read every run, and the tail behind the newest snapshot.
+    `proves`: test whether the store honours put-if-absent.
     """
     with opened_ports(name, where, keeps=False) as ports:
         return _Examination(name, ports, settings, deep=deep, proves=proves).findings()
 
 
 class _Examination:
-    """The answers, as far as they were asked for."""
+    """The checks, and the answers so far."""
 
     def __init__(self, name: str, ports: Ports, settings: MaterializerSettings, *, deep: bool, proves: bool) -> None:
         self._name = name
@@ -118,7 +119,7 @@ class _Examination:
             return Verdict(Severity.UNAVAILABLE, f"the check failed: {error!r}", hint)
 
     def _answered(self, ask: "_Question") -> Verdict | None:
-        """The answer; asked again from the newest snapshot if rounds truncated past the one that it began with."""
+        """Return the answer. Ask again from the newest snapshot if rounds truncated past the snapshot in use."""
         for _ in range(ATTEMPTS - 1):
             try:
                 return ask(self)
@@ -142,26 +143,26 @@ class _Examination:
         if made is None and not list(self._store.list()):
             raise NotFound(f"there is no log {self._name}", url=self._store.url, hint="Check the name and the root")
         if made is None:
-            hint = "Restore it from a copy of the store: nothing ever deletes it but the log's own deletion"
-            raise CorruptDescriptor("the descriptor is gone, and other files are there", url=self._store.url, hint=hint)
+            hint = "Restore it from a copy of the store: only deleting the log deletes it"
+            raise CorruptDescriptor("the descriptor is missing, and other files exist", url=self._store.url, hint=hint)
         self._log = self._of(made)
         facts: dict[str, Fact] = {"url": self._store.url, "partitions": made.partitions, "key_groups": made.key_groups}
         return Verdict(Severity.OK, f"{made.partitions} partitions, {made.key_groups} key groups", facts=facts)
 
     def _of(self, descriptor: Descriptor) -> Log:
-        """Not closed: that would close the port, which is the caller's."""
+        """Make a log. It is never closed: that would close the caller's port."""
         return Log(descriptor, self._kafka, self._store, waived=self._waived)
 
     def put_if_absent(self) -> Verdict:
-        """Only tried if the caller asks for it."""
+        """Test put-if-absent if the caller asks for it."""
         if not self._proves:
-            found = "not tried, as that writes (--prove-store); the manifest chain shows overwriting"
+            found = "not tried, because it writes (--prove-store); the manifest chain shows overwriting"
             return Verdict(Severity.OK, found)
         self._store.check()
         return Verdict(Severity.OK, "the second of two creates is refused")
 
     def manifests(self) -> Verdict:
-        """Every manifest, and the links between them."""
+        """Check every manifest, and the links between them."""
         chain, bad = self._log.manifests, dict[int, StatelogError]()
         self._links = []
         for number in chain.numbers():
@@ -176,9 +177,9 @@ class _Examination:
     def runs(self) -> Verdict:
         named = self._named()
         sizes = {info.path: info.size_bytes for info in self._store.list("runs/")}
-        bad = [one for path, run in named.items() if (one := self._looked_at(run, sizes.get(path)))]
+        bad = [one for path, run in named.items() if (one := self._checked_run(run, sizes.get(path)))]
         if bad:
-            numbers = self._log.manifests.numbers()  # What a round dropped meanwhile is not missed.
+            numbers = self._log.manifests.numbers()  # Runs that a round dropped meanwhile are not missing.
             still = {run.path for one in self._links if one.number in numbers for run in one.runs}
             bad = [one for one in bad if one.path in still]
         size_bytes = sum(run.size_bytes for run in named.values())
@@ -187,10 +188,10 @@ class _Examination:
     def _named(self) -> dict[str, RunRef]:
         return {run.path: run for one in self._links for run in one.runs}
 
-    def _looked_at(self, run: RunRef, size_bytes: int | None) -> BadRun | None:
+    def _checked_run(self, run: RunRef, size_bytes: int | None) -> BadRun | None:
         if size_bytes != run.size_bytes:
-            is_gone = size_bytes is None
-            return BadRun(run.path, "is gone" if is_gone else f"has {size_bytes} bytes, not {run.size_bytes}")
+            is_missing = size_bytes is None
+            return BadRun(run.path, "is missing" if is_missing else f"has {size_bytes} bytes, not {run.size_bytes}")
         try:
             if self._is_deep:
                 read_back(self._store, run, self._log.descriptor)
@@ -217,10 +218,10 @@ class _Examination:
         check_owner(self._kafka, accepted, self._log.manifests, self._store.url)
         newest = self._newest
         if newest is not None and newest.identity != accepted.identity:
-            hint = "Files were copied between directories: restore this log's own"
-            raise IdentityChanged("the newest manifest is of other topics", manifest=newest.number, hint=hint)
+            hint = "Restore this log's own files: these were copied from another directory"
+            raise IdentityChanged("the newest manifest belongs to other topics", manifest=newest.number, hint=hint)
         if self._topics.warning:
-            return Verdict(Severity.NOTE, self._topics.warning, "Nothing has to be done")
+            return Verdict(Severity.NOTE, self._topics.warning, "No action is needed")
         return Verdict(Severity.OK, f"cluster {accepted.identity.cluster_id}, both topics are the log's")
 
     def topics(self) -> Verdict:
@@ -231,11 +232,11 @@ class _Examination:
         return log_checks.of_in_sync(self._topics[:2])
 
     def ledger(self) -> Verdict:
-        """The fold from the newest snapshot that can be read, and all that speaks against it."""
+        """Fold the ledger from the newest readable snapshot, and check the result."""
         log, newest = self._log, self._newest
         if is_closed_copy(log, newest):
             hint = "Finish it with `statelog copy --finish`, or delete it"
-            return Verdict(Severity.NOTE, "this is a copy that is not finished: it is closed", hint)
+            return Verdict(Severity.NOTE, "this copy is not finished, and the log is closed", hint)
         since_s = log.history.now_s()
         end = log.history.end(newest.position if newest else 0)
         folding = fold_to(log, newest, end, end, since_s)
@@ -246,8 +247,8 @@ class _Examination:
         self._there = LogOffsets(there, log.ledger.range(at_least=plan.position))
         state = plan.state
         facts = {"position": plan.position, "writers": len(state.writers), "accepted_losses": len(state.accepted)}
-        told = f"folded up to position {plan.position}; writers: {len(state.writers)}"
-        return Verdict(Severity.OK, told, facts=facts)
+        found = f"folded up to position {plan.position}; writers: {len(state.writers)}"
+        return Verdict(Severity.OK, found, facts=facts)
 
     def data(self) -> Verdict | None:
         if self._plan is None or self._there is None:
@@ -279,7 +280,7 @@ class _Examination:
         return log_checks.of_losses(losses_of(self._store))
 
     def log_start(self) -> Verdict:
-        """What snapshots need of both topics. Offsets first: a round drops manifests before it truncates."""
+        """Check that both topics have what snapshots need. Offsets come first: rounds drop manifests, then truncate."""
         log = self._log
         data, ledger = log.data_offsets(), self._kafka.offsets(log.ledger_topic, [0])[0]
         numbers = set(log.manifests.numbers())
@@ -290,11 +291,11 @@ class _Examination:
         listed = self._plan.next_offsets if self._plan and is_aging else None
         return log_checks.of_log_start(own, data, ledger, accepted, listed)
 
-    # ---- ages, and who holds what
+    # ---- ages, leases and subscriptions
 
     @cached_property
     def _held(self) -> tuple[int, list[HeldLease]]:
-        """How many leases lie there, and those that can be read."""
+        """The number of lease files, and the readable leases."""
         listed = list(self._store.list("leases/"))
         return len(listed), list_leases(self._store, listed)
 
@@ -329,7 +330,7 @@ class _Examination:
         if problem:
             hint = "Stop the materializers of the other root, and claim this one: `statelog materialize --claim-root`"
             return Verdict(Severity.REFUSED, problem, hint)
-        return Verdict(Severity.OK, "no other one has published a round")
+        return Verdict(Severity.OK, "no other root has published a round")
 
     def leases(self) -> Verdict:
         listed, held = self._held
@@ -341,7 +342,7 @@ class _Examination:
         return log_checks.of_subscriptions(self._subscribed, self._newest, cap, self._now_s)
 
     def clocks(self) -> Verdict:
-        """By the times that others have stamped."""
+        """Check clocks by the timestamps of brokers, materializers and the store."""
         times_s: dict[str, float] = {}
         if stamped := [one.timestamp_ms / 1000 for one in self._commits if one.timestamp_ms >= 0]:
             times_s["broker"] = max(stamped)
@@ -351,7 +352,7 @@ class _Examination:
         return log_checks.of_clocks(self._now_s, times_s)
 
     def versions(self) -> Verdict:
-        """Of clients, and of the newest manifests that this one writes and reads."""
+        """List the versions of clients, and of the newest manifest format that this statelog writes and reads."""
         found = {name: text for name, text in versions().items() if text is not None}
         found["manifest_format"] = str(FORMAT_VERSION)
         return Verdict(Severity.OK, ", ".join(f"{name} {text}" for name, text in found.items()), facts=found)
@@ -383,4 +384,4 @@ _QUESTIONS: Mapping[Check, tuple[_Question, *tuple[Check, ...]]] = {
     Check.CLOCKS: (_Examination.clocks, Check.DESCRIPTOR),
     Check.VERSIONS: (_Examination.versions,),
 }
-"""How each check is asked, and the checks whose answers it rests on."""
+"""The function of each check, and the checks that it depends on."""

@@ -1,6 +1,6 @@
-"""`Finding`: one thing that a doctor looked at: how bad it is, what was found, why it matters, what to do. Pure.
+"""`Finding`: the result of one check of a doctor: severity, what was found, why it matters, what to do. Pure.
 
-Shared by whatever is looked at: a cluster, a log. Invariant: one that is not OK says why it matters.
+Shared by the doctors of clusters and of logs. Invariant: a finding that is not OK says why it matters.
 """
 
 import re
@@ -11,38 +11,38 @@ from typing import NamedTuple, Self
 
 from statelog.errors import AlreadyExists, Damaged, Fact, Misuse, NotFound, StatelogError, Unsafe
 
-_BROKERS_NO = re.compile(r"[A-Z]")
-"""How the reason begins if a broker refused a record. The client's own begin with `_`."""
+_BROKER_REASON = re.compile(r"[A-Z]")
+"""The first character of a broker's reason for refusing a record. The client's own reasons begin with `_`."""
 
 
 class Severity(StrEnum):
-    """How bad a finding is, from the best to the worst."""
+    """The severity of a finding, from best to worst."""
 
     OK = "ok"
     NOTE = "note"
-    """Good to know; nothing has to be done."""
+    """Good to know; no action is needed."""
     REFUSED = "refused"
-    """Somebody has to set, grant, waive or do something first."""
+    """A person has to set, grant, waive or do something first."""
     UNAVAILABLE = "unavailable"
-    """No answer: it may be there at another time."""
+    """No answer; a later attempt may get one."""
     DAMAGED = "damaged"
-    """What was stored is not what is there."""
+    """Stored data is missing or changed."""
 
 
 class Explained(StrEnum):
-    """What is looked at, by the name that documents give it; `why` says what follows where it is not as it should."""
+    """A check, by its name in the documents; `why` names the consequence of a failure."""
 
     why: str
 
     def __new__(cls, name: str, why: str) -> Self:
-        """A member: its name is its value."""
+        """Make a member whose value is its name."""
         member = str.__new__(cls, name)
         member._value_, member.why = name, why
         return member
 
 
 class Verdict(NamedTuple):
-    """What an answer means, in the words of `Finding`."""
+    """The meaning of an answer, in the terms of `Finding`."""
 
     severity: Severity
     found: str
@@ -52,10 +52,10 @@ class Verdict(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
-    """What was looked at, by the `name` that documents give it, and what came of it.
+    """The result of one check, by its `name` in the documents.
 
-    `found` is for people, `facts` are for programs; `why` says what follows, and `hint` what to do. Both are empty
-    where all is well.
+    `found` is for people, `facts` are for programs. `why` names the consequence, `hint` the remedy; both are empty if
+    all is well.
     """
 
     name: str
@@ -67,9 +67,9 @@ class Finding:
 
     @classmethod
     def of(cls, asked: Explained, verdict: Verdict | None) -> "Finding":
-        """The finding of what was asked; None: it was not, because of what another one says."""
+        """Return the finding of a check. `verdict` None: it was skipped, because of another check's result."""
         if verdict is None:
-            why = "Nobody knows before it is asked"
+            why = "Skipped, because of the result of another check"
             return cls(name=asked.value, severity=Severity.NOTE, found="not asked", why=why)
         severity, found, hint, facts = verdict
         why = "" if severity is Severity.OK else asked.why
@@ -77,36 +77,36 @@ class Finding:
 
 
 def worst(findings: Iterable[Finding]) -> Severity:
-    """The severity of the worst; OK if there is none."""
+    """Return the worst severity; OK without findings."""
     return max((one.severity for one in findings), key=list(Severity).index, default=Severity.OK)
 
 
 def severity_of(error: StatelogError) -> Severity:
-    """How bad it is that a question ended with this error."""
+    """Return the severity of a check that ended with this error."""
     match error:
         case Damaged():
             return Severity.DAMAGED
         case Misuse() | Unsafe() | NotFound() | AlreadyExists():
             return Severity.REFUSED
         case _:
-            is_refused = _BROKERS_NO.match(str(error.facts.get("reason", "")))
+            is_refused = _BROKER_REASON.match(str(error.facts.get("reason", "")))
             return Severity.REFUSED if is_refused else Severity.UNAVAILABLE
 
 
 _HINTS = {
-    Severity.UNAVAILABLE: "Look at it, and ask again",
-    Severity.DAMAGED: "Restore it from a copy; what cannot be restored: docs/protocol-losses.md",
+    Severity.UNAVAILABLE: "Check that it is reachable, and run the doctor again",
+    Severity.DAMAGED: "Restore it from a copy; for data that cannot be restored, see docs/protocol-losses.md",
 }
-"""For errors that say nothing themselves."""
+"""Hints for errors that carry none."""
 
 
 def error_verdict(error: StatelogError) -> Verdict:
-    """What it means that a question ended with this error."""
+    """Return the verdict on a check that ended with this error."""
     severity = severity_of(error)
     return Verdict(severity, error_text(error), error.hint or _HINTS.get(severity, ""), error.facts)
 
 
 def error_text(error: StatelogError) -> str:
-    """What an error says, with its facts."""
+    """Return an error's message with its facts."""
     facts = ", ".join(f"{name}={value}" for name, value in error.facts.items())
     return f"{error.message} ({facts})" if facts else error.message

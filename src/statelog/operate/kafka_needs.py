@@ -1,7 +1,7 @@
-"""What a log needs of a Kafka, need by need, and what a cluster's answers mean for one. Pure.
+"""The needs that a log has of Kafka, and the verdict on a cluster's answer to each. Pure.
 
-`docs/kafka.md` has the needs by the same names. Whether a topic's settings will do is decided by the topic policy, as
-for every log; here it is only sorted by needs.
+`docs/kafka.md` lists the needs by the same names. The topic policy judges a topic's settings, as for every log; this
+module only assigns its objections to needs.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -20,31 +20,31 @@ _SERVICE = "Ask the service: docs/kafka.md lists what a log needs"
 
 
 class Need(Explained):
-    """What is asked of a cluster, by its name in `docs/kafka.md`; `why` says what follows where it is missing."""
+    """A need, by its name in `docs/kafka.md`; `why` names the consequence if it is missing."""
 
-    TOPICS = "the right to create topics", "Without it a log is made on topics that somebody else made, empty"
-    CLUSTER_ID = "the cluster's id", "It is the log's identity: nothing works without"
-    DESCRIBE = "DescribeConfigs", "Settings are judged: nobody knows whether one that is not told is safe"
-    TOPIC_IDS = "topic ids", "They are the log's identity: topics that were made anew are known by their records only"
+    TOPICS = "the right to create topics", "Without it, somebody else has to create two empty topics for a log"
+    CLUSTER_ID = "the cluster's id", "It is part of the log's identity: nothing works without it"
+    DESCRIBE = "DescribeConfigs", "A setting that the cluster does not tell cannot be judged"
+    TOPIC_IDS = "topic ids", "They are the log's identity: without them, only records show that a topic was re-created"
     KEPT = (
         "retention.ms=-1, retention.bytes=-1, cleanup.policy=delete",
-        "Only the materializer may delete: Kafka would delete, or rewrite, what is committed",
+        "Only the materializer may delete: Kafka would delete or rewrite committed records",
     )
-    REPLICAS = "three replicas, two of them in sync", "A broker or a disk that dies may take commits along"
+    REPLICAS = "three replicas, two of them in sync", "A broker or disk that dies may lose commits"
     SPARE = "settings that are only good to have", "Topics are made without them"
-    IDEMPOTENCE = "idempotent production", "There is no writer without: records keep their order, and are there once"
-    CODEC = "LZ4", "Records are packed with it"
-    OFFSETS = "the offset in every answer to a produce", "A commit that has none is of unknown outcome"
-    PLACES = "acknowledgement of a record that has its place in the log", "A commit would list what is not there"
-    LARGEST = "records of 1 MiB; up to 16 MiB are used", "Large changes and commits are refused when they come"
-    LIST_OFFSETS = "ListOffsets, earliest and latest", "It says how far a log reaches: nothing works without"
+    IDEMPOTENCE = "idempotent production", "Writers need it: it keeps records in order and without duplicates"
+    CODEC = "LZ4", "Records are compressed with it"
+    OFFSETS = "the offset in every answer to a produce", "Without it, the outcome of a commit is unknown"
+    PLACES = "acknowledgement of a record that has its place in the log", "A commit would list records that are missing"
+    LARGEST = "records of 1 MiB; up to 16 MiB are used", "Large changes and commits are refused"
+    LIST_OFFSETS = "ListOffsets, earliest and latest", "It tells how far a log reaches: nothing works without it"
     DELETE_RECORDS = (
         "DeleteRecords",
-        "The materializer truncates with it: else Kafka deletes records by their age, or grows for ever",
+        "The materializer truncates with it: without it, Kafka deletes records by age, or grows forever",
     )
     CLOCK = (
         "times by the brokers' clocks",
-        "The ages of commits, and alarms by age, are off by so much; nothing is decided by them",
+        "The ages of commits, and alarms by age, are wrong by this difference; no decision depends on them",
     )
     LOG = "all of it together", "A log cannot be made here"
 
@@ -56,7 +56,7 @@ _SORTED: Mapping[Waiver | None, Need] = {
     Waiver.MIN_INSYNC: Need.REPLICAS,
     Waiver.UNCLEAN_ELECTION: Need.REPLICAS,
 }
-"""The need that an objection belongs to, by its waiver; all others say that records are not kept."""
+"""The need that an objection belongs to, by its waiver; all others belong to `KEPT`."""
 _SHOWN: Mapping[Need, Sequence[str]] = {
     Need.KEPT: ("cleanup.policy", "retention.ms", "retention.bytes", "max.message.bytes"),
     Need.REPLICAS: ("min.insync.replicas", "unclean.leader.election.enable"),
@@ -66,7 +66,7 @@ _NO_CODEC, _NO_OFFSET = "UNSUPPORTED_COMPRESSION_TYPE", "acknowledged without an
 
 
 class TopicAnswer(NamedTuple):
-    """A topic as it was found, and the settings that the cluster did not take as they were asked for."""
+    """A topic's description, and the requested settings that the cluster did not apply."""
 
     role: TopicRole
     found: TopicDescription
@@ -74,15 +74,17 @@ class TopicAnswer(NamedTuple):
 
 
 class Sent(NamedTuple):
-    """Records that were sent one by one: how long each took, and where the acknowledgements say that they are."""
+    """Records sent one by one: the latency and the acknowledged offset of each."""
 
     latencies_s: tuple[float, ...]
     offsets: tuple[int, ...]
 
 
 class Read(NamedTuple):
-    """What was read where the acknowledgements said: how many records were not there, and by how much the brokers'
-    clock differs from ours at least; None if the records bear no times.
+    """The result of reading the acknowledged offsets.
+
+    `misplaced`: the number of records that were not there.
+    `skew_s`: the least difference between the brokers' clock and ours; None if the records bear no times.
     """
 
     misplaced: int
@@ -91,10 +93,11 @@ class Read(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KafkaAnswers:
-    """All that a cluster answered. None: it was not asked, because of something in `errors`, or that is the answer.
+    """All answers of a cluster. None: the probe failed, or was skipped because of a failure in `errors`.
 
-    `wanted_replicas` were asked for, and the topics may have fewer; `listed` are the ledger's offsets after all records
-    were sent, `truncated` those of all partitions after that was asked for up to their ends.
+    `wanted_replicas`: the requested number; the topics may have fewer.
+    `listed`: the ledger's offsets after all records were sent.
+    `truncated`: the offsets of all partitions after they were truncated to their ends.
     """
 
     waived: frozenset[Waiver]
@@ -111,7 +114,7 @@ class KafkaAnswers:
 
 
 def findings(answers: KafkaAnswers) -> tuple[Finding, ...]:
-    """One for each need."""
+    """Return a finding for each need."""
     return tuple(_finding(need, answers) for need in Need)
 
 
@@ -124,17 +127,17 @@ def _of_error(need: Need, error: StatelogError) -> Verdict:
     severity, hint, reason = severity_of(error), error.hint, str(error.facts.get("reason", ""))
     is_ungranted = error.facts.get("kafka_error") in _UNGRANTED
     if need is Need.TOPICS and is_ungranted:
-        hint = "Grant it, or let somebody make two empty topics, NAME and NAME.ledger, and name them: --topics NAME"
+        hint = "Grant it, or have two empty topics created, NAME and NAME.ledger, and pass --topics NAME"
     if need is Need.DELETE_RECORDS and is_ungranted:
         severity, hint = Severity.NOTE, "Grant DELETE on both topics to whoever runs the materializer"
     if need is Need.DELETE_RECORDS and error.facts.get("kafka_error") in MISSING_REQUEST:
-        severity, hint = Severity.NOTE, 'Make logs with truncation="retention": Kafka deletes records by their age then'
+        severity, hint = Severity.NOTE, 'Make logs with truncation="retention": Kafka then deletes records by age'
     if reason.startswith(_NO_CODEC):
         hint = "Set the client's compression.type to none"
     return Verdict(severity, ": ".join(filter(None, (error.message, reason))), hint, error.facts)
 
 
-# ---- judges: each says what an answer means; None if there is no answer
+# ---- judges: each returns the verdict on an answer; None without an answer
 
 
 def _of_topics(answers: KafkaAnswers) -> Verdict | None:
@@ -152,7 +155,7 @@ def _by_policy(need: Need) -> Callable[[KafkaAnswers], Verdict | None]:
         names = sorted(waiver for waiver in against.values() if waiver and waiver not in answers.waived)
         has_fewer = answers.topics[0].found.replication_factor < answers.wanted_replicas
         hints = [
-            "Set these settings, or ask the service to; a log cannot be made otherwise" * (None in against.values()),
+            "Change these settings, or ask the service to; a log needs them" * (None in against.values()),
             "Pass replication_factor=1" * (need is Need.REPLICAS and has_fewer),
             f"Waive it by name: allow_unsafe={','.join(names)}" if names else "",
         ]
@@ -197,7 +200,7 @@ def _timed(what: str, latencies_s: Sequence[float] | None) -> Verdict | None:
 
 
 def _by_reason(need: Need, reason: str, found: str) -> Callable[[KafkaAnswers], Verdict | None]:
-    """Whether records were acknowledged, or were not for this reason."""
+    """Return a judge that reports the probe's error if it has this reason."""
 
     def judge(answers: KafkaAnswers) -> Verdict | None:
         error = answers.errors.get(Need.IDEMPOTENCE)
@@ -233,7 +236,7 @@ def _of_list_offsets(answers: KafkaAnswers) -> Verdict | None:
     acknowledged_end = max(answers.sent.offsets) + 1
     facts: dict[str, Fact] = {"start_offset": start, "end_offset": end, "acknowledged_end_offset": acknowledged_end}
     if end < acknowledged_end:
-        return Verdict(Severity.REFUSED, f"the end is {end}, below what is acknowledged", _SERVICE, facts)
+        return Verdict(Severity.REFUSED, f"the end is {end}, below acknowledged records", _SERVICE, facts)
     return Verdict(Severity.OK, f"from {start} to {end}", facts=facts)
 
 
@@ -254,14 +257,14 @@ def _of_clock(answers: KafkaAnswers) -> Verdict | None:
         hint = "Set message.timestamp.type to LogAppendTime, for ages by the brokers' clocks"
         return Verdict(Severity.NOTE, "records bear no times of the brokers", hint)
     if abs(skew_s) < _ODD_CLOCK_S:
-        return Verdict(Severity.OK, "as this machine's", facts={"skew_s": skew_s})
+        return Verdict(Severity.OK, "in step with this machine's", facts={"skew_s": skew_s})
     side = "ahead of" if skew_s > 0 else "behind"
     found = f"{show_duration(abs(skew_s))} {side} this machine's clock, or more"
     return Verdict(Severity.NOTE, found, "Set this machine's clock, or the brokers'", {"skew_s": skew_s})
 
 
 def times(latencies_s: Sequence[float]) -> dict[str, Fact]:
-    """Median and 99th percentile, as facts; none of nothing."""
+    """Return median and 99th percentile as facts; empty without latencies."""
     ordered = sorted(latencies_s)
     if not ordered:
         return {}
@@ -274,7 +277,7 @@ _JUDGES: Mapping[Need, Callable[[KafkaAnswers], Verdict | None]] = {
     **{need: _by_policy(need) for need in (Need.DESCRIBE, Need.TOPIC_IDS, Need.KEPT, Need.REPLICAS)},
     Need.SPARE: _of_spare,
     Need.IDEMPOTENCE: lambda answers: _timed("records acknowledged", answers.sent and answers.sent.latencies_s),
-    Need.CODEC: _by_reason(Need.CODEC, _NO_CODEC, "packed records acknowledged"),
+    Need.CODEC: _by_reason(Need.CODEC, _NO_CODEC, "compressed records acknowledged"),
     Need.OFFSETS: _by_reason(Need.OFFSETS, _NO_OFFSET, "each has one"),
     Need.PLACES: _of_places,
     Need.LARGEST: _of_largest,

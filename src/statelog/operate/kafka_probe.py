@@ -1,11 +1,10 @@
-"""Asks a cluster for each thing that a log needs, on two topics that are made for it: executes, and judges nothing.
+"""Probe a cluster for everything that a log needs, on two topics made for it. Executes; `kafka_needs` judges.
 
-A log is made on the topics first, as `statelog init` does, because that takes empty ones; then come records that are no
-log's. Invariants:
+The probe first creates a log on the topics, as `statelog init` does, because that needs empty ones. Then it writes
+records outside of any log. Invariants:
 
 - Topics that hold anything are never written to.
-- A question that ends with an error is noted, and the next one is asked; only a cluster that does not answer the first
-  one ends it all.
+- A probe that fails is recorded, and the next one runs; only a cluster without an id ends all of them.
 - Only topics that were made here are removed.
 """
 
@@ -33,14 +32,17 @@ A = TypeVar("A")
 T = TypeVar("T")
 _NAMES = {TopicRole.DATA: data_topic, TopicRole.LEDGER: ledger_topic}
 _FRAMING_BYTES = 1 << 10
-"""Kafka's framing counts into the size of a record."""
+"""Kafka's framing counts towards the size of a record."""
 _ASK_FOR_LESS = frozenset({"INVALID_REPLICATION_FACTOR", "POLICY_VIOLATION", "INVALID_CONFIG"})
 _VALUE = b"statelog doctor %06d" + b"." * 80
 
 
 @dataclass(slots=True, kw_only=True)
 class ThrowAwayTopics:
-    """A data and a ledger topic of one name, made as by `statelog init`, and removed; or somebody's, only looked at."""
+    """The data and the ledger topic of one name, made as by `statelog init` and removed afterwards.
+
+    `are_somebodys`: the topics exist, and are neither made nor removed.
+    """
 
     kafka: Kafka
     name: str
@@ -51,16 +53,16 @@ class ThrowAwayTopics:
     _refused: set[str] = field(default_factory=set[str])
 
     def make(self) -> tuple[TopicAnswer, ...]:
-        """Both topics, which are empty. Raises AlreadyExists if one is not, NotFound, ConfigError, Unavailable."""
+        """Make or find both topics, empty. Raises AlreadyExists if one is not, NotFound, ConfigError, Unavailable."""
         answers = tuple(self._find(role) if self.are_somebodys else self._make(role) for role in TopicRole)
         for _, found, _ in answers:
             if any(end for _, end in self.kafka.offsets(found.name, range(found.partitions)).values()):
-                hint = "Have it made anew: what is in it may be somebody's"
+                hint = "Have it created again: its records may be in use"
                 raise AlreadyExists("the topic is not empty", topic=found.name, hint=hint)
         return answers
 
     def remove(self) -> dict[str, StatelogError]:
-        """Remove what was made here; returns why for each that is still there."""
+        """Remove the topics that were made here. Returns the error of each topic that remains."""
         left: dict[str, StatelogError] = {}
         for topic in self._made:
             try:
@@ -71,9 +73,9 @@ class ThrowAwayTopics:
         return left
 
     def _make(self, role: TopicRole) -> TopicAnswer:
-        """With as many replicas as there may be; if need be, without what could be waived: that is judged by itself."""
+        """Make a topic with as many replicas as possible; if need be, without waivable settings, judged separately."""
         name = _NAMES[role](self.name)
-        self._made.append(name)  # First: it may have been made although no answer came.
+        self._made.append(name)  # First: a request without an answer may have made it.
         tries = list(product((self.replication_factor, 1), (self.waived, frozenset(Waiver))))
         for number, (replicas, waived) in enumerate(tries, 1):
             asked = topic_config(role, replicas)
@@ -92,13 +94,16 @@ class ThrowAwayTopics:
         name = _NAMES[role](self.name)
         found = look_for(self.kafka, name)
         if found is None:
-            raise NotFound("there is no such topic", topic=name, hint="Have it made, or check its name")
+            raise NotFound("there is no such topic", topic=name, hint="Have it created, or check its name")
         return TopicAnswer(role, found, refused)
 
 
 def ask_kafka(topics: ThrowAwayTopics, store: Store, *, most: int = 300, limit_s: float = 20.0) -> KafkaAnswers:
-    """Ask everything, with `most` records and as many commits, each for `limit_s` seconds at most; the log that is made
-    has its directory in `store`. Raises Unavailable or ConfigError if not even the cluster's id can be had.
+    """Run all probes. Raises Unavailable or ConfigError if the cluster does not tell its id.
+
+    `store`: the directory of the log that is made.
+    `most`: the number of records, and of commits.
+    `limit_s`: the time limit for each of the two, in seconds.
     """
     asking = _Asking(topics, most, limit_s)
     cluster_id = topics.kafka.cluster_id()
@@ -121,7 +126,7 @@ def ask_kafka(topics: ThrowAwayTopics, store: Store, *, most: int = 300, limit_s
 
 
 class _Asking:
-    """The questions, and the errors that they ended with."""
+    """The probes, and the errors that they ended with."""
 
     def __init__(self, topics: ThrowAwayTopics, most: int, limit_s: float) -> None:
         self.errors: dict[Need, StatelogError] = {}
@@ -132,7 +137,7 @@ class _Asking:
         self._last_sent_s = self._last_answered_s = 0.0
 
     def ask(self, need: Need, question: Callable[[A], T], given: A | None) -> T | None:
-        """The answer; None if the question ends with an error, or if nothing is given that it is about."""
+        """Return the answer; None if the probe fails, or if its subject `given` is None."""
         if given is None:
             return None
         try:
@@ -142,13 +147,16 @@ class _Asking:
             return None
 
     def commit(self, store: Store, made: Sequence[TopicAnswer]) -> tuple[float, ...]:
-        """How long commits of one change take, on a log whose checks are all waived: they are shown one by one."""
+        """Return the latencies of commits of one change, on a log that waives every check.
+
+        The checks have findings of their own.
+        """
         found = made[0].found
         where = Where(self._kafka, store, allow_unsafe=tuple(Waiver), replication_factor=found.replication_factor)
-        # DeleteRecords is asked for by itself.
+        # DeleteRecords has a probe of its own.
         options = LogOptions(partitions=found.partitions, key_groups=max(found.partitions, 128), truncation="retention")
-        log = Log.create(self._name, where, options)  # Not closed: that would close the port, which is the caller's.
-        with Writer(log, "doctor", settings=WriterSettings(inline_bytes=0)) as writer:  # Both topics are asked.
+        log = Log.create(self._name, where, options)  # Not closed: that would close the caller's port.
+        with Writer(log, "doctor", settings=WriterSettings(inline_bytes=0)) as writer:  # Commits use both topics.
 
             def commit(number: int) -> None:
                 writer.put(b"key", b"%d" % number)
@@ -157,7 +165,7 @@ class _Asking:
             return self._timed(commit)
 
     def send(self, _: Sequence[TopicAnswer]) -> Sent:
-        """Records one by one, to the ledger's topic."""
+        """Send records one by one to the ledger's topic."""
         offsets: list[int] = []
         with closing(self._kafka.producer()) as producer:
 
@@ -179,7 +187,7 @@ class _Asking:
         return Read(misplaced, stamped_s - min(max(stamped_s, self._last_sent_s), self._last_answered_s))
 
     def send_largest(self, made: Sequence[TopicAnswer]) -> int:
-        """The size of a record as large as a log's may be, of bytes that no codec makes smaller; sent, and read."""
+        """Send and read a record of the largest size, of incompressible bytes. Returns its size."""
         size_bytes = max(largest_record_bytes(*(found.config for _, found, _ in made)), MIN_RECORD_BYTES)
         value = hashlib.shake_128(self._environment.nonce()).digest(size_bytes - _FRAMING_BYTES)
         with closing(self._kafka.producer()) as producer:
@@ -201,13 +209,13 @@ class _Asking:
         return tuple(offsets for topic in left for offsets in topic.values())
 
     def _read(self, topic: str, offsets: OffsetRange) -> dict[int, Record]:
-        """What is there, by offset; fewer records if the topic ends before."""
+        """Read the records by offset; fewer if the topic ends earlier."""
         with closing(self._kafka.reader(topic)) as reader, suppress(BeyondEnd):
             return {one.offset: one for one in reader.read({0: offsets}, stall_timeout_s=STALL_TIMEOUT_S)}
         return {}
 
     def _timed(self, act: Callable[[int], None]) -> tuple[float, ...]:
-        """How long it took each time but the first, which connects."""
+        """Return the time of each call but the first, which connects."""
         clock, took_s = self._environment.clock, list[float]()
         until_s = clock() + self._limit_s
         while len(took_s) <= self._most and (clock() < until_s or len(took_s) < 2):

@@ -1,7 +1,7 @@
-"""What a doctor looks at in a log, check by check, and what the answers mean for it. Pure.
+"""The doctor's checks of a log, and the verdict on each answer. Pure.
 
-`docs/doctor.md` has the checks by the same names. What is valid, kept, held or safe is decided in `schemas`, as for
-everybody; here it is only put into words.
+`docs/doctor.md` lists the checks by the same names. `schemas` decides what is valid, retained or safe; this module only
+puts it into words.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -26,46 +26,46 @@ from statelog.store.port import STALE_AFTER_S, FileInfo
 
 ODD_CLOCK_S = 1.0
 _STUCK_LEASE_S = 2 * 3600.0
-"""A reader that moves on has a new lease every hour."""
+"""A reader that makes progress takes a new lease every hour."""
 _SHOWN = 3
 _OWN_FOLDERS = ("schemas/", "manifests/", "leases/", "subscriptions/", "truncation/", "losses/")
 
 
 class Check(Explained):
-    """What is looked at, by its name in `docs/doctor.md`; `why` says what follows where it is not as it should."""
+    """A check, by its name in `docs/doctor.md`; `why` names the consequence of a failure."""
 
-    DESCRIPTOR = "descriptor", "It says what the log is: nobody opens the log without"
+    DESCRIPTOR = "descriptor", "It describes the log: without it, the log cannot be opened"
     STORE = "put-if-absent", "Two materializers that win one slot delete each other's runs"
     MANIFESTS = (
         "manifest chain",
-        "Recovery falls back to an older snapshot, where the log reaches back to it; nothing is truncated until then",
+        "Recovery falls back to an older snapshot, if the log reaches back to it; truncation stops until a repair",
     )
-    RUNS = "runs", "A restore needs them; it falls back to an older snapshot, where the log reaches back to it"
-    VALUE_SCHEMAS = "value schemas", "Values that were written in one that is gone cannot be read"
-    IDENTITY = "identity", "Nobody reads or writes, because it would be another log"
-    TOPICS = "topic settings", "Kafka may delete, rewrite or lose what is committed"
-    IN_SYNC = "replicas in sync", "What is on one broker alone is lost with it; with too few, nothing can be written"
-    LEDGER = "ledger", "It says what is committed: nobody reads or writes until a person decides"
-    DATA = "committed records", "Commits list what is not there: every reader stops"
-    TAIL = "tail", "A restore reads it behind the snapshot, and stops there; so do rounds"
-    LOSSES = "accepted losses", "Who gave up what, and why, is not known any more; what counts is in the ledger"
+    RUNS = "runs", "A restore needs them; it falls back to an older snapshot, if the log reaches back to it"
+    VALUE_SCHEMAS = "value schemas", "Values that were written in a missing schema cannot be read"
+    IDENTITY = "identity", "Reads and writes are refused: this would be another log"
+    TOPICS = "topic settings", "Kafka may delete, rewrite or lose committed records"
+    IN_SYNC = "replicas in sync", "Records on a single broker are lost with it; with too few replicas, writes fail"
+    LEDGER = "ledger", "It lists all commits: nobody reads or writes until a person decides"
+    DATA = "committed records", "Commits list records that are missing: every reader stops"
+    TAIL = "tail", "A restore reads it behind the snapshot and stops at the damage; so do rounds"
+    LOSSES = "accepted losses", "The record of who accepted a loss, and why, is lost; the ledger has what counts"
     LOG_START = (
         "log start",
-        "Somebody other than the materializer deletes records: next time those of the last snapshot",
+        "Records are deleted by someone other than the materializer; the newest snapshot's may be next",
     )
     AGE = "age of what is in no snapshot", "Kafka grows, and a restore takes ever longer"
     AGING = "age of what is needed", "Kafka deletes records by their age, needed or not"
-    ROOT = "root", "Rounds truncate and delete nothing while another root may be the log's"
+    ROOT = "root", "Rounds truncate and delete nothing while another root may own the log"
     LEASES = "leases", "They hold truncation back: Kafka and the store grow"
     SUBSCRIPTIONS = "subscriptions", "They hold truncation back: Kafka and the store grow"
-    FILES = "files", "They take room, and nothing ever reads them"
-    ROOM = "room on the store", "A round that merges everything writes the whole state once more"
-    CLOCKS = "clocks", "Ages, alarms and the ends of leases are off by so much; nothing else goes by clocks"
+    FILES = "files", "They take up space, and nothing reads them"
+    ROOM = "room on the store", "A round that merges everything writes the whole state again"
+    CLOCKS = "clocks", "Ages, alarms and the ends of leases are wrong by this difference; nothing else uses clocks"
     VERSIONS = "versions", ""
 
 
 def shown(items: Collection[object]) -> str:
-    """The first few, and how many more there are."""
+    """List the first items, and the number of the others."""
     first = ", ".join(str(item) for item in list(items)[:_SHOWN])
     return f"{first} and {len(items) - _SHOWN} more" if len(items) > _SHOWN else first
 
@@ -74,14 +74,14 @@ def shown(items: Collection[object]) -> str:
 
 
 def of_manifests(links: Sequence[Manifest], errors: Mapping[int, StatelogError]) -> Verdict:
-    """The manifests that can be read, and what keeps others from it, by number."""
+    """Judge the manifests: `links` can be read; `errors` has the error of each that cannot, by number."""
     if errors:
         number, worst = max(errors.items())
         facts = {**worst.facts, "manifest": number, "bad": len(errors), "path": MANIFESTS.path(number)}
         hint = worst.hint or "Restore the file from a copy of the store"
         return Verdict(severity_of(worst), f"manifest {number}: {worst.message}", hint, facts)
     if problem := check_links(links):
-        hint = "One of them is of a round that stalled, or of another directory: compare with a copy of the store"
+        hint = "Compare with a copy of the store: one manifest is from a stalled round or another directory"
         return Verdict(Severity.DAMAGED, problem, hint, {"manifests": len(links)})
     newest = links[-1] if links else None
     found = f"snapshots: {len(links)}, the newest at position {newest.position}" if newest else "no snapshot yet"
@@ -89,25 +89,25 @@ def of_manifests(links: Sequence[Manifest], errors: Mapping[int, StatelogError])
 
 
 class BadRun(NamedTuple):
-    """A run that a manifest names, and what is wrong with it."""
+    """A run that a manifest names, and its problem."""
 
     path: str
     problem: str
 
 
 def of_runs(count: int, size_bytes: int, bad: Sequence[BadRun], *, deep: bool) -> Verdict:
-    """`bad` are those of the `count` runs that are missing or damaged."""
+    """Judge the `count` runs of all manifests; `bad`: the missing and damaged ones."""
     facts: dict[str, Fact] = {"runs": count, "size_bytes": size_bytes, "bad": len(bad), "deep": deep}
     if bad:
-        hint = "Restore the files from a copy of the store; a round that merges them fails until then"
+        hint = "Restore the files from a copy of the store; until then, a round that merges them fails"
         found = shown([f"{run.path}: {run.problem}" for run in bad])
         return Verdict(Severity.DAMAGED, found, hint, {**facts, "path": bad[0].path})
-    how = "every byte read and compared" if deep else "all there, in their size (--deep reads them)"
+    how = "every byte read and compared" if deep else "all present in the right size (--deep reads them)"
     return Verdict(Severity.OK, f"runs: {count}, {show_bytes(size_bytes)}, {how}", facts=facts)
 
 
 def of_files(files: Collection[FileInfo], named: Collection[str], now_s: float) -> Verdict:
-    """`named` are the runs that manifests name. A run of the last day may be that of a round under way."""
+    """Judge the files; `named`: the runs that manifests name. A run of the last day may be of a running round."""
     runs = [one for one in files if is_run_path(one.path)]
     orphans = [one for one in runs if one.path not in named and now_s - one.modified_s > STALE_AFTER_S]
     strange = [
@@ -122,13 +122,13 @@ def of_files(files: Collection[FileInfo], named: Collection[str], now_s: float) 
         found = f"{len(orphans)} runs, {show_bytes(size_bytes)}, that no manifest has named for a day: {paths}"
         return Verdict(Severity.NOTE, found, "The next round that cleans up deletes them", facts)
     if strange:
-        hint = "Move them away, if they are not needed: statelog never deletes them"
+        hint = "Move them elsewhere if they are not needed: statelog never deletes them"
         return Verdict(Severity.NOTE, f"not the log's: {shown(sorted(strange))}", hint, facts)
-    return Verdict(Severity.OK, f"files: {len(files)}, each one in use or just written", facts=facts)
+    return Verdict(Severity.OK, f"files: {len(files)}, each in use or just written", facts=facts)
 
 
 def of_room(free_bytes: int | None, snapshot_bytes: int) -> Verdict:
-    """Whether the state fits once more."""
+    """Judge whether the state fits on the store a second time."""
     if free_bytes is None:
         return Verdict(Severity.OK, "the store does not tell")
     facts: dict[str, Fact] = {"free_bytes": free_bytes, "snapshot_bytes": snapshot_bytes}
@@ -136,15 +136,15 @@ def of_room(free_bytes: int | None, snapshot_bytes: int) -> Verdict:
     if free_bytes >= 2 * snapshot_bytes and free_bytes > 0:
         return Verdict(Severity.OK, found, facts=facts)
     severity = Severity.NOTE if free_bytes > snapshot_bytes else Severity.REFUSED
-    return Verdict(severity, found, "Make room, or move the log to a larger store (`statelog copy`)", facts)
+    return Verdict(severity, found, "Free some space, or move the log to a larger store (`statelog copy`)", facts)
 
 
 def of_losses(found: Sequence[AcceptedLoss]) -> Verdict:
-    """What people gave up, the last one by name."""
+    """Judge the records of accepted losses, and name the last one."""
     facts: dict[str, Fact] = {"losses": len(found)}
     for one in found:
         if one.record is None:
-            hint = "Restore it from a copy of the store; nothing is decided by it"
+            hint = "Restore it from a copy of the store; no decision depends on it"
             return Verdict(Severity.DAMAGED, f"{one.path}: {one.problem}", hint, {**facts, "path": one.path})
     if not found or (record := found[-1].record) is None:
         return Verdict(Severity.OK, "none", facts=facts)
@@ -156,7 +156,7 @@ def of_losses(found: Sequence[AcceptedLoss]) -> Verdict:
 
 
 def of_leases(held: Sequence[HeldLease], listed: int, position: int, now_s: float) -> Verdict:
-    """`listed` files lie there, of which `held` could be read; `position` is the newest snapshot's."""
+    """Judge the `listed` lease files, of which `held` could be read; `position`: the newest snapshot's."""
     stuck = [
         one.lease.name
         for one in held
@@ -169,8 +169,8 @@ def of_leases(held: Sequence[HeldLease], listed: int, position: int, now_s: floa
         hint = "Delete the files: a lease that cannot be read holds nothing back"
         return Verdict(Severity.NOTE, f"{listed - len(held)} of {listed} cannot be read", hint, facts)
     if stuck:
-        hint = "Look at these readers, or stop them: the materializer's lease_cap_s ends their leases"
-        found = f"for {show_duration(_STUCK_LEASE_S)} and more without moving on: {shown(stuck)}"
+        hint = "Check these readers, or stop them: the materializer's lease_cap_s ends their leases"
+        found = f"no progress for {show_duration(_STUCK_LEASE_S)} or more: {shown(stuck)}"
         return Verdict(Severity.NOTE, found, hint, facts)
     return Verdict(Severity.OK, f"leases: {len(held)}", facts=facts)
 
@@ -178,19 +178,19 @@ def of_leases(held: Sequence[HeldLease], listed: int, position: int, now_s: floa
 def of_subscriptions(
     found: StoredSubscriptions, newest: Manifest | None, cap: SubscriptionCap, now_s: float
 ) -> Verdict:
-    """What the next round ends, and what it cannot read."""
+    """Judge the subscriptions: those that cannot be read, and those that the next round ends."""
     files = newest_files(found.files)
     facts: dict[str, Fact] = {"subscriptions": len(files), "unreadable": len(found.unreadable)}
     if found.unreadable:
         names = shown(sorted({one.reader for one in found.unreadable}))
         hint = "Upgrade statelog, or remove it: `statelog subscriptions NAME --remove READER`"
-        return Verdict(Severity.REFUSED, f"cannot be read, and hold everything: {names}", hint, facts)
+        return Verdict(Severity.REFUSED, f"cannot be read, and hold truncation back: {names}", hint, facts)
     for reader, one in files.items():
         if newest is None:
-            break  # No round ends any.
+            break  # No round ends a subscription.
         why = over_cap(one, cap, position=newest.position, next_offsets=newest.next_offsets, now_s=now_s)
         if why:
-            hint = "Start the reader, or remove its subscription; the next round ends it"
+            hint = "Start the reader, or remove its subscription; otherwise the next round ends it"
             return Verdict(Severity.NOTE, f"{reader}: {why}", hint, facts)
     holding = sum(not one.subscription.ended for one in files.values())
     return Verdict(Severity.OK, f"subscriptions that hold: {holding}", facts=facts)
@@ -200,7 +200,7 @@ def of_subscriptions(
 
 
 def of_topics(topics: Sequence[TopicDescription], waived: frozenset[Waiver], needs: TopicNeeds) -> Verdict:
-    """Settings of the data and the ledger topic, as every open judges them."""
+    """Judge the settings of the data and the ledger topic, as every open does."""
     refused: list[UnsafeTopic] = []
     tolerated: list[str] = []
     for role, topic in zip(TopicRole, topics, strict=True):
@@ -213,12 +213,12 @@ def of_topics(topics: Sequence[TopicDescription], waived: frozenset[Waiver], nee
         found = "; ".join(f"{error.facts['topic']}: {error.message}" for error in refused)
         return Verdict(Severity.REFUSED, found, refused[0].hint, refused[0].facts)
     if tolerated:
-        return Verdict(Severity.NOTE, "; ".join(tolerated), "Nothing has to be done on a test cluster")
+        return Verdict(Severity.NOTE, "; ".join(tolerated), "Ignore this on a test cluster")
     return Verdict(Severity.OK, "as a log needs them")
 
 
 def of_in_sync(topics: Sequence[TopicDescription]) -> Verdict:
-    """Every partition's replicas against how many there are, and how many a write needs."""
+    """Judge every partition's in-sync replicas against the replication factor, and against the number a write needs."""
     least = min((count for topic in topics for count in topic.in_sync), default=None)
     behind = [
         f"{topic.name}[{partition}]: {count} of {topic.replication_factor}"
@@ -228,7 +228,7 @@ def of_in_sync(topics: Sequence[TopicDescription]) -> Verdict:
     ]
     facts: dict[str, Fact] = {"behind": len(behind), "least": least}
     if not behind:
-        return Verdict(Severity.OK, "all" if least is not None else "the brokers do not tell", facts=facts)
+        return Verdict(Severity.OK, "all" if least is not None else "unknown: the brokers do not tell", facts=facts)
     needed = [int(topic.config.get("min.insync.replicas", "1")) for topic in topics]
     is_short = any(min(topic.in_sync, default=1) < count for topic, count in zip(topics, needed, strict=True))
     severity = Severity.UNAVAILABLE if is_short else Severity.NOTE
@@ -242,9 +242,11 @@ def of_log_start(
     accepted: Collection[LossRange],
     listed: Mapping[int, int] | None,
 ) -> Verdict:
-    """Log start against what every snapshot needs, less what people gave up. Offsets were asked for first, so that no
-    round was in between. Where Kafka deletes by age, nobody misses what no commit lists: `listed` are the first offsets
-    that one behind the newest snapshot does.
+    """Judge the log start against the offsets that every snapshot needs, except for accepted losses.
+
+    The offsets must be older than the list of manifests, so that a round cannot truncate in between. `listed`: the
+    first offsets that commits behind the newest snapshot list. It is given if Kafka deletes by age: deleting
+    records that no commit lists is then harmless.
     """
     facts: dict[str, Fact] = {"ledger_start": ledger.start, "snapshots": len(kept)}
     for manifest in reversed(kept):
@@ -259,20 +261,20 @@ def of_log_start(
         is_newest = manifest is kept[-1]
         where = "the ledger" if is_behind else f"partition {gone[0]}"
         found = f"{where} starts above what snapshot {manifest.number} needs"
-        hint = "Look who deletes records: a setting of the topic, a person, a materializer of another root"
+        hint = "Find out what deletes records: a setting of the topic, a person, or a materializer of another root"
         if is_newest:
-            hint = f"Restore the topic. {hint}. What is gone for good: `statelog accept-loss`"
+            hint = f"Restore the topic. {hint}. If records cannot be restored, use `statelog accept-loss`"
         severity = Severity.DAMAGED if is_newest else Severity.REFUSED
         partition = None if is_behind else gone[0]
         return Verdict(severity, found, hint, {**facts, "manifest": manifest.number, "partition": partition})
-    return Verdict(Severity.OK, f"snapshots: {len(kept)}, each with what it needs", facts=facts)
+    return Verdict(Severity.OK, f"snapshots: {len(kept)}, each with all the records that it needs", facts=facts)
 
 
 # ---- ages
 
 
 def lag_facts(tail: Tail) -> dict[str, Fact]:
-    """What is in no snapshot, by the names that reports have."""
+    """Return the size and age of the tail that no snapshot covers, under the names of reports."""
     return {
         "lag_commits": tail.commits,
         "lag_changes": tail.changes,
@@ -282,8 +284,9 @@ def lag_facts(tail: Tail) -> dict[str, Fact]:
 
 
 def of_tail(tail: Tail, alarm_age_s: float, pieces: int = 0) -> Verdict:
-    """Judge what no snapshot has. How old that may get is the materializer's own alarm; `pieces`: the most change sets
-    that one of its commits has, counted by partition.
+    """Judge the tail that no snapshot covers. `alarm_age_s`: the materializer's own alarm.
+
+    `pieces`: the largest number of change sets that one of its commits has, counted by partition.
     """
     facts = {**lag_facts(tail), "commit_pieces": pieces}
     found = f"commits: {show_count(tail.commits)}, the oldest {show_duration(tail.age_s)} old"
@@ -292,20 +295,20 @@ def of_tail(tail: Tail, alarm_age_s: float, pieces: int = 0) -> Verdict:
         return Verdict(Severity.NOTE, f"{found}; one has {show_count(pieces)} pieces", hint, facts)
     if tail.age_s < alarm_age_s:
         return Verdict(Severity.OK, found if tail.commits else "nothing", facts=facts)
-    hint = "Start the materializer, or look in its log why no round completes"
+    hint = "Start the materializer, or check in its log why no round completes"
     return Verdict(Severity.REFUSED, found, hint, facts)
 
 
 def of_rounds(tail: Tail, restore_s: float, settings: MaterializerSettings) -> Verdict:
-    """Judge whether rounds keep up with a log: what `list`, `describe` and the page say of it, in a few words.
+    """Judge whether rounds keep up with a log, in a few words for `list`, `describe` and the page.
 
-    `restore_s`: the estimate of a restore. `settings`: the alarm age and the restore budget of its materializer.
+    `restore_s`: the estimated time of a restore. `settings`: its materializer's, for the alarm age and the budget.
     """
     age, budget_s = of_tail(tail, settings.alarm_age_s), settings.restore_budget_s
     if age.severity is not Severity.OK:
         return Verdict(age.severity, f"in no snapshot for {show_duration(tail.age_s)}", age.hint)
     if budget_s is not None and restore_s >= budget_s:
-        hint = f"The budget is {show_duration(budget_s)}: run rounds more often, or restore parts in several workers"
+        hint = f"Run rounds more often, or restore parts in several workers: the budget is {show_duration(budget_s)}"
         return Verdict(Severity.NOTE, f"a restore takes {show_duration(restore_s)}", hint)
     if tail.commits and not tail.number:
         return Verdict(Severity.NOTE, "no round was seen", "Start a materializer for this log")
@@ -313,9 +316,9 @@ def of_rounds(tail: Tail, restore_s: float, settings: MaterializerSettings) -> V
 
 
 def of_aging(need: AgingRecord | None, retention_s: float | None) -> Verdict:
-    """`need` is the oldest record that a snapshot or a reader still needs."""
+    """Judge the age of `need`, the oldest record that a snapshot or a reader still needs."""
     if retention_s is None:
-        return Verdict(Severity.OK, "Kafka keeps records for ever")
+        return Verdict(Severity.OK, "Kafka keeps records forever")
     if need is None or not need.is_alarming:
         found = f"Kafka deletes after {show_duration(retention_s)}"
         return Verdict(Severity.OK, found, facts={"retention_s": retention_s})
@@ -323,16 +326,16 @@ def of_aging(need: AgingRecord | None, retention_s: float | None) -> Verdict:
     found = f"{need.topic}[{need.partition}] at {need.offset}, for {need.held_by}, of {show_duration(retention_s)}"
     hint = "Run the materializer now, or raise retention.ms with Kafka's own tools"
     if need.is_gone:
-        return Verdict(Severity.DAMAGED, f"gone: {found}", hint, facts)
+        return Verdict(Severity.DAMAGED, f"deleted: {found}", hint, facts)
     return Verdict(Severity.REFUSED, f"{show_duration(need.age_s)} old: {found}", hint, facts)
 
 
 def of_clocks(now_s: float, times_s: Mapping[str, float]) -> Verdict:
-    """`times_s` are times that clocks have stamped, by whose; none of them can lie ahead."""
+    """Judge the clocks. `times_s`: past timestamps by the clock that made them; none may lie in the future."""
     ahead = {who: then_s - now_s for who, then_s in times_s.items() if then_s - now_s > ODD_CLOCK_S}
     facts: dict[str, Fact] = {f"{who}_s": round(skew_s, 3) for who, skew_s in ahead.items()}
     if not ahead:
-        return Verdict(Severity.OK, "none is seen to be ahead of this machine's", facts=facts)
+        return Verdict(Severity.OK, "none is known to be ahead of this machine's", facts=facts)
     who, skew_s = max(ahead.items(), key=lambda one: one[1])
     ahead_of = f"{show_duration(skew_s)} ahead of this machine's"
     found = f"the {who}'s clock is {ahead_of}: it stamped {show_time(times_s[who])}"

@@ -75,7 +75,7 @@ def test_list_and_describe_give_the_same_verdict(twin: TwinLog, monkeypatch: pyt
     described = json.loads(told("describe", "log", "--json"))
     assert slow["verdict"] == described["verdict"]
     assert described["verdict"].startswith("a restore takes")
-    assert (described["verdict_severity"], "run rounds more often" in described["verdict_hint"]) == ("note", True)
+    assert (described["verdict_severity"], "Run rounds more often" in described["verdict_hint"]) == ("note", True)
 
 
 @pytest.mark.usefixtures("at_once")

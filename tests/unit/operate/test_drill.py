@@ -71,7 +71,7 @@ def test_a_log_without_a_snapshot_has_one_way() -> None:
     twin.write({KEYS[0]: b"v"})
     done = drilled(twin)
     assert done.other is None
-    assert "no older snapshot" in done.why
+    assert "neither to an older snapshot" in done.why
     assert done.restored.digest.rows == 1
     done.check()
 

@@ -138,7 +138,7 @@ def test_places_and_ends() -> None:
 @pytest.mark.parametrize(
     ("skew_s", "severity", "found"),
     [
-        (0.4, Severity.OK, "as this machine's"),
+        (0.4, Severity.OK, "in step with this machine's"),
         (90.0, Severity.NOTE, "90.0 s ahead of this machine's clock, or more"),
         (-7200.0, Severity.NOTE, "2 h 0 min behind this machine's clock, or more"),
         (None, Severity.NOTE, "records bear no times of the brokers"),

@@ -480,7 +480,7 @@ def test_what_nobody_tells_is_no_finding() -> None:
     assert log_checks.of_room(None, 1000).severity is Severity.OK
     assert [log_checks.of_room(free, 1000).severity for free in (2000, 1500, 1000)] == [Severity.OK, N, R]
     topic = TopicDescription(name="t", topic_id="t", partitions=1, replication_factor=3, config={})
-    assert log_checks.of_in_sync([topic]).found == "the brokers do not tell"
+    assert log_checks.of_in_sync([topic]).found == "unknown: the brokers do not tell"
 
 
 def test_only_the_first_few_are_named() -> None:

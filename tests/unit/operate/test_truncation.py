@@ -78,7 +78,7 @@ def test_snapshots_hold(tmp_path: Path) -> None:
     assert named["manifest 3"]["holds"] is None
     assert named["manifest 2"]["age_s"] == 2.0
     assert [one["frees"] for one in named.values()] == [
-        f"rounds with something new, {number} more (keep=3)" for number in (1, 2, 3)
+        f"{text} with something new (keep=3)" for text in ("1 more round", "2 more rounds", "3 more rounds")
     ]
     with twin.open() as log:
         kept = [log.manifests.read(number) for number in (2, 3, 4)]
@@ -130,8 +130,8 @@ def test_a_subscription_and_one_that_cannot_be_read(tmp_path: Path) -> None:
     found = shown(twin)
     lake = rows(found)["subscription lake of query 7"]
     assert found.held_by == "subscription lake of query 7"  # It compares the record below its position, too.
-    assert lake["frees"].startswith("its reader's next move, or `statelog subscriptions NAME --remove lake`")
-    assert rows(found)["manifest 2"]["frees"] == "a reader that stands at its position, once it moves on"
+    assert lake["frees"].startswith("its reader's progress, or `statelog subscriptions NAME --remove lake`")
+    assert rows(found)["manifest 2"]["frees"] == "the reader at its position, when it moves on"
     path = next(info.path for info in twin.disk.files("log/subscriptions/"))
     twin.disk.truncate(path, 20)
     found = shown(twin)
