@@ -1,4 +1,4 @@
-"""Operate: what is asked about a cluster or a log, what the answers say, and what a process tells of itself."""
+"""Operate: checks and reports on clusters and logs, and the metrics, traces and health of a process."""
 
 from statelog.operate.exporting import export_metrics, export_traces
 

@@ -1,8 +1,7 @@
-"""What a log is, and its current status, as a report: what `statelog describe` prints and the page shows; and what it
-lost of its data topic, as far as offsets tell, whose commits a range to give up takes along, and who gave up what
-before.
+"""A log's properties and status as a report, for `statelog describe` and the page; and reports about losses.
 
-Owns the names of the facts. Reads the log, its leases and its subscriptions; writes nothing.
+The latter: missing offsets of the data topic, the commits that accepting a loss would drop, and past acceptances. Owns
+the names of the facts. Reads the log, its leases and its subscriptions; writes nothing.
 """
 
 from collections.abc import Collection, Sequence
@@ -28,12 +27,14 @@ from statelog.schemas.snapshot.claims import SubscriptionFile, newest_files
 from statelog.store.files import AcceptedLoss, losses_of
 
 _OLDEST = 2
-"""So many snapshots are shown as bounds: the one that holds, and the one that would."""
+"""The number of snapshots that are shown as bounds: the oldest, and the next oldest."""
 
 
 def describe_log(log: Log, settings: MaterializerSettings, now_s: float | None = None) -> Report:
-    """The log at this moment. `lag` counts what the newest snapshot does not cover yet; what holds truncation back is
-    by the materializer's `settings`. Raises Damaged, Unavailable, ConfigError without the right to read both topics.
+    """Return the log's current status. The `lag` facts count what the newest snapshot does not cover yet.
+
+    `settings`: the materializer's; they determine what holds truncation back. Raises Damaged, Unavailable, ConfigError
+    without the right to read both topics.
     """
     tail, leases, subscriptions = tail_now(log), list_leases(log.store), list_subscriptions(log.store)
     bounds = held(log, settings, leases, subscriptions, most_snapshots=_OLDEST, now_s=now_s)
@@ -50,7 +51,7 @@ def describe_log(log: Log, settings: MaterializerSettings, now_s: float | None =
 
 
 def truncation_facts(bounds: Held) -> dict[str, object]:
-    """Who holds the ledger back, and why nothing at all is truncated, if that is so."""
+    """Return the facts that name the ledger's lowest bound, and why truncation is off altogether, if it is."""
     return {"truncation_held_by": bounds.held_by or None, "truncation_held_back": bounds.held_back or None}
 
 
@@ -60,7 +61,7 @@ def _facts(found: LogDescription, tail: Tail, settings: MaterializerSettings) ->
     covered = manifest.next_offsets if manifest else {}
     committed = found.state.committed_positions
     runs_bytes = sum(run.size_bytes for run in runs)
-    # By rates that nothing was measured for: low ones.
+    # The default rates, which are low: nothing was measured.
     restore = estimate(
         Rates(),
         snapshot_bytes=runs_bytes,
@@ -128,7 +129,7 @@ def _runs(found: LogDescription) -> Listing:
 
 
 def _leases(leases: Sequence[HeldLease]) -> Listing:
-    """Who holds what back. A lease counts until its holder was silent for `ttl_s`, by the store's time."""
+    """List the leases. A lease counts until its holder is silent for `ttl_s`, by the store's clock."""
     rows = [
         (one.holder, one.position, one.manifest_number or None, show_time(held.modified_s), one.ttl_s, held.path)
         for held in leases
@@ -138,7 +139,7 @@ def _leases(leases: Sequence[HeldLease]) -> Listing:
 
 
 def shape_of(descriptor: Descriptor) -> dict[str, object]:
-    """What is fixed for the life of a log, as facts of a report."""
+    """Return a log's immutable properties as facts of a report."""
     return {
         "partitions": descriptor.partitions,
         "key_groups": descriptor.key_groups,
@@ -151,7 +152,7 @@ def shape_of(descriptor: Descriptor) -> dict[str, object]:
 
 
 def subscriptions_listing(found: StoredSubscriptions) -> Listing:
-    """How the subscription of every reader stands; one that cannot be read says so."""
+    """List the subscription of every reader, with its status; unreadable ones are marked."""
     columns = ("reader", "status", "position", "holder", "created", "moved", "path")
     rows = [_subscription_row(one) for one in newest_files(found.files).values()]
     rows += [(one.reader, f"UNREADABLE: {one.problem}", None, None, None, None, one.path) for one in found.unreadable]
@@ -169,13 +170,14 @@ def _subscription_row(file: SubscriptionFile) -> tuple[str | int | None, ...]:
 
 
 def shown_range(lost: LossRange) -> str:
-    """As `--range` takes it."""
+    """Format a range as `--range` takes it."""
     return f"{lost.partition}:{lost.start_offset}-{lost.end_offset}"
 
 
 def missing(log: Log) -> tuple[LossRange, ...]:
-    """The committed offsets behind the newest snapshot that lie below a partition's start, or above its end: what is
-    there and damaged is named by a reader's error. Raises Damaged, Unavailable.
+    """Return the committed offsets behind the newest snapshot that lie below a partition's start or above its end.
+
+    Damaged records within the partition are not listed: a reader's error names them. Raises Damaged, Unavailable.
     """
     newest = log.manifests.newest()
     state = log.history.read().state
@@ -192,9 +194,9 @@ def missing(log: Log) -> tuple[LossRange, ...]:
 
 
 def taken_along(log: Log, ranges: Collection[LossRange]) -> Listing:
-    """The commits behind the newest snapshot that list something in these ranges, and how many changes that is.
+    """List the commits behind the newest snapshot with changes in these ranges, and how many changes each has there.
 
-    A range without a row is in the snapshot: nothing is lost with it. Raises Damaged, Unavailable.
+    A range without a row is covered by the snapshot: no change is lost with it. Raises Damaged, Unavailable.
     """
     since_s = log.history.now_s()
     end, newest = log.history.end(), log.manifests.newest()
@@ -213,7 +215,10 @@ def taken_along(log: Log, ranges: Collection[LossRange]) -> Listing:
 
 
 def losses_listing(found: Sequence[AcceptedLoss], state: LedgerState) -> Listing:
-    """Who gave up what, when and why. What does not `count` never reached the ledger, or one that was lost itself."""
+    """List the accepted losses: operator, time, reason and range.
+
+    An acceptance that does not `count` never reached the ledger, or was lost with the ledger's tail.
+    """
     rows = [(show_time(one.accepted_s), *_cells_of(one, state)) for one in found]
     return Listing("losses", ("accepted", "operator", "reason", "given_up", "counts"), rows)
 

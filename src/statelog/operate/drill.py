@@ -1,14 +1,14 @@
-"""`drill`: restores a log's newest state into nothing, timed, and once more by another way, and compares the two;
-`drilling`: a drill of each log of a daemon now and then, beside its rounds, on a thread of its own.
+"""`drill`: restore a log's newest state in two ways, without keeping it, time both, and compare them.
+`drilling`: drill each log of a daemon periodically, concurrently with its rounds, on a separate thread.
 
-The way of every recovery is the newest snapshot and the tail behind it. The other one is the log alone, from its first
-record; or, where that was truncated, the oldest snapshot that is kept, and the longer tail behind that. Both are read
-to one position, and every byte is verified, as in any recovery.
+The first way is that of every recovery: the newest snapshot and the tail behind it. The other way is the log alone,
+from its first record. If that was truncated, it is the oldest retained snapshot and the longer tail behind it. Both
+read to one position, and every byte is verified, as in any recovery.
 
 Invariants:
-- It writes nothing but leases, as any reader does, and none where the settings say so.
-- Two ways are compared only if they have to be equal: what a person gave up is missing in one of them.
-- A daemon makes one drill at a time; what one meets is reported as an event of its log, and is no round's trouble.
+- A drill writes only leases, as any reader does; none if the settings disable them.
+- Two ways are compared only if they have to be equal: a range that a person accepted as lost is missing in one.
+- A daemon runs one drill at a time. A failure is reported as an event of its log, and does not affect rounds.
 """
 
 import threading
@@ -35,28 +35,28 @@ _SETTINGS = RecoverySettings(holder="statelog drill")
 
 @dataclass(frozen=True, slots=True)
 class Way:
-    """One way to a state: what it took, and what came out. Manifest 0: the log alone."""
+    """One way to a state: the statistics and the digest of the result. Manifest 0: the log alone."""
 
     statistics: RecoveryStatistics
     digest: StateDigest
 
     @property
     def name(self) -> str:
-        """What was read, for people."""
+        """The data that was read, for people."""
         number = self.statistics.manifest
         return f"snapshot {number} and the tail behind it" if number else "the log alone, from its first record"
 
 
 @dataclass(frozen=True, slots=True)
 class Drilled:
-    """The way of every recovery, and the other one; None, and `why`, if there is none to compare with."""
+    """The way of every recovery, and the other one; None if there is none to compare with, and `why`."""
 
     restored: Way
     other: Way | None
     why: str = ""
 
     def check(self) -> None:
-        """Raise Corrupt unless both ways, if there are two, lead to one state."""
+        """Raise Corrupt if there are two ways and they lead to different states."""
         if self.other is not None and self.other.digest != self.restored.digest:
             raise Corrupt(
                 "two ways to one state lead to different ones",
@@ -65,13 +65,13 @@ class Drilled:
                 rows=self.restored.digest.rows,
                 compared_with=self.other.name,
                 compared_rows=self.other.digest.rows,
-                hint="Keep both topics and the store as they are, stop the materializer, and report it: it is a defect,"
-                " or memory that fails",
+                hint="Leave both topics and the store unchanged, stop the materializer, and report it: it is a defect"
+                " or failing memory",
             )
 
 
 def drill(log: Log, settings: RecoverySettings, on_progress: OnProgress | None = None) -> Drilled:
-    """Restore the newest state in both ways. Raises Damaged, StorageFull, Unavailable."""
+    """Restore the newest state both ways. Raises Damaged, StorageFull, Unavailable."""
     same = replace(settings, value_schema_id=log.value_schemas.newest().id)
     with recover(log, on_progress=on_progress, settings=same) as recovery:
         restored = _taken(recovery)
@@ -85,10 +85,10 @@ def drill(log: Log, settings: RecoverySettings, on_progress: OnProgress | None =
             try:
                 found = _taken(recovery)
             except NotFound:
-                break  # Truncated past this state meanwhile.
+                break  # Truncated past this position meanwhile.
         if found.statistics.manifest == other.manifest_number:
             return Drilled(restored, found)
-    return Drilled(restored, None, "the log reaches back to no older snapshot, and not to its first record")
+    return Drilled(restored, None, "the log reaches back neither to an older snapshot nor to its first record")
 
 
 def _taken(recovery: Recovery) -> Way:
@@ -97,7 +97,7 @@ def _taken(recovery: Recovery) -> Way:
 
 
 def _other_plans(log: Log, plan: Plan) -> Iterator[Plan]:
-    """Plans for the same position, the one that reads the most of the log first."""
+    """Yield plans for the same position; the plan that reads the most of the log comes first."""
     for base in (None, *_older(log, plan.manifest_number)):
         try:
             with log.replay(base) as ledger:
@@ -105,13 +105,13 @@ def _other_plans(log: Log, plan: Plan) -> Iterator[Plan]:
                 found = plan_of(log, Folding(base, commits, ledger.folded), None)
             check_plan(log, found)
         except OffsetGone:
-            continue  # The log does not reach back to it.
+            continue  # The log does not reach back to this base.
         if found.manifest_number != plan.manifest_number:
             yield found
 
 
 def _older(log: Log, number: int) -> Iterator[Manifest]:
-    """The snapshots before this one, oldest first."""
+    """Return the snapshots before this one, oldest first."""
     found = (log.manifests.find(one) for one in log.manifests.numbers() if one < number)
     return (one for one in found if one is not None and one.identity == log.descriptor.identity)
 
@@ -120,8 +120,10 @@ def _older(log: Log, number: int) -> Iterator[Manifest]:
 def drilling(
     names: Callable[[], Collection[str]], open_log: OpenLog, every_s: float, on_event: Callable[[Event], None]
 ) -> Generator[None]:
-    """In the block, the logs of these names are drilled, one after the other, each time that `every_s` seconds have
-    passed, on a thread that calls `on_event`. One that is under way at the end is left to itself: it only reads.
+    """Drill the logs of these names one after the other, every `every_s` seconds, while the block runs.
+
+    The drills run on a thread that also calls `on_event`. A drill under way at the end of the block is not awaited: it
+    only reads.
     """
     environment, over = current_environment(), threading.Event()
 
@@ -145,7 +147,7 @@ def _drilled(environment: Environment, name: str, open_log: OpenLog) -> Event:
             found = drill(log, _SETTINGS)
             found.check()
         facts = _facts(found)
-    except Exception as raised:  # noqa: BLE001 - a defect of one drill must not end all that are to come
+    except Exception as raised:  # noqa: BLE001 - a defect of one drill must not end the later ones
         error = as_ours(raised, name)
         kind, facts = EventKind.DRILL_FAILED, error_facts(error)
     return Event(kind=kind, log=name, at_s=environment.clock(), facts=facts, error=error)

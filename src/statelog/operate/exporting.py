@@ -1,8 +1,7 @@
-"""`export_metrics` and `export_traces`: tell Prometheus and OpenTelemetry what this process does with statelog, and who
-watches it how it is.
+"""`export_metrics` and `export_traces`: metrics for Prometheus, traces for OpenTelemetry, and health probes.
 
-Owns what needs the extras `metrics` and `otel`; both are loaded only when they are asked for. A trace has a span for
-each open, commit, round and recovery, below the span that is current when it begins.
+The extras `metrics` and `otel` are loaded on first use. A trace has a span for each open, commit, round and recovery,
+below the span that is current when it begins.
 """
 
 import os
@@ -34,11 +33,11 @@ def export_metrics(
     guarded_network: bool = False,
     hang_s: float = 300.0,
 ) -> Callable[[], None]:
-    """Show Prometheus what this process does with statelog from now on. Returns a function that ends it.
+    """Export the metrics of this process to Prometheus. Returns a function that ends the export.
 
-    Call it before anything is opened: ports that are open by then are not measured. `registry` is the client's own one
-    without. `directories` are those whose disk may fill. Where PROMETHEUS_MULTIPROC_DIR is set, requests and steps are
-    those of all processes that count there. docs/metrics.md has the names:
+    Call it before anything is opened: connections that are already open are not measured. `registry` defaults to the
+    client's own. `directories`: paths on the disks to watch for free space. If PROMETHEUS_MULTIPROC_DIR is set,
+    requests and steps cover all processes that count there. docs/metrics.md has the names:
 
         >>> from prometheus_client import CollectorRegistry, generate_latest
         >>> registry = CollectorRegistry()
@@ -47,29 +46,30 @@ def export_metrics(
         True
         >>> end()
 
-    `listen`: an address that answers `/metrics`, `/livez` and `/readyz`. The process is live until the loop of a worker
-    asks for nothing for `hang_s` seconds. It is ready while something is open, and each partition of a worker has its
-    table. Beyond this machine `listen` takes a certificate and a token, unless the network is guarded. `probes`: an
-    address for kubelet, which answers the last two in the clear, without reasons.
+    `listen`: an address that answers `/metrics`, `/livez` and `/readyz`. The process is live unless the loop of a
+    worker has not polled for `hang_s` seconds. It is ready while something is open and each partition of a worker has
+    its table. An address that other machines reach needs a certificate and a token, unless the network is guarded.
+    `probes`: an address for kubelet, which answers `/livez` and `/readyz` in the clear, without reasons.
 
     Raises ConfigError without the extra, if PROMETHEUS_MULTIPROC_DIR names no directory, and for an address that cannot
-    be had, or may not be listened on.
+    be bound or is not allowed.
     """
-    from statelog.operate.listening import listening_at  # These take rooms that a short command goes without.
+    from statelog.operate.listening import listening_at  # Late: a short command does without these packages.
     from statelog.schemas.names import check_kind
 
     check_kind("hang_s", hang_s, int, float, example="a number of seconds")
     if not hang_s > 0:
-        raise ConfigError(f"hang_s is {hang_s} and must be positive", hint="Give seconds, as 300.0", setting="hang_s")
+        hint = "Give seconds, for example 300.0"
+        raise ConfigError(f"hang_s is {hang_s} and must be positive", hint=hint, setting="hang_s")
     options = {"certificate": certificate, "key": key, "token_file": token_file}
     listening = None if listen is None else listening_at(listen, **options, is_guarded=guarded_network)
     probing = None if probes is None else listening_at(probes, is_guarded=True)
     shared = os.environ.get("PROMETHEUS_MULTIPROC_DIR")
     if shared is not None and not Path(shared).is_dir():
-        hint = "Make it, empty, before the program starts; or unset the variable"
+        hint = "Create an empty directory before the program starts, or unset the variable"
         raise ConfigError("PROMETHEUS_MULTIPROC_DIR names no directory", hint=hint, directory=shared)
     try:
-        from prometheus_client import REGISTRY  # An extra, and nothing that others should wait for.
+        from prometheus_client import REGISTRY  # An extra, loaded on first use.
 
         from statelog.operate.collector import Metrics
         from statelog.operate.health import HealthServer, health_of_process
@@ -87,19 +87,21 @@ def export_metrics(
 
 
 def export_from_worker() -> None:
-    """In a process that another program started for its work: count for that program, if PROMETHEUS_MULTIPROC_DIR says
-    where, and the extra is there. Once for each process.
+    """Count for the program that started this process, if PROMETHEUS_MULTIPROC_DIR is set and the extra is installed.
+
+    Has an effect once in each process.
     """
     if os.environ.get("PROMETHEUS_MULTIPROC_DIR") and not current_environment().observers:
         with suppress(ConfigError, ImportError):
-            from prometheus_client import CollectorRegistry  # As above. What asks is in another process.
+            from prometheus_client import CollectorRegistry  # An extra. Another process answers scrapes.
 
             export_metrics(CollectorRegistry())
 
 
 def export_traces(provider: "TracerProvider | None" = None) -> Callable[[], None]:
-    """Make a span of OpenTelemetry for each open, commit, round and recovery from now on. Returns a function that ends
-    it. `provider` is the global one without.
+    """Export an OpenTelemetry span for each open, commit, round and recovery. Returns a function that ends the export.
+
+    `provider` defaults to the global one.
 
         >>> end = export_traces()
         >>> end()
@@ -107,7 +109,7 @@ def export_traces(provider: "TracerProvider | None" = None) -> Callable[[], None
     Raises ConfigError without the extra.
     """
     try:
-        from opentelemetry.trace import get_tracer  # As above.
+        from opentelemetry.trace import get_tracer  # An extra, loaded on first use.
     except ImportError as error:
         raise ConfigError("traces need opentelemetry-api", hint="pip install 'statelog[otel]'") from error
     return watch(_Traces(get_tracer("statelog", version("statelog"), provider)))
@@ -120,7 +122,7 @@ class _Traces:
         self._tracer = tracer
 
     def began(self, step: TimedStep) -> Callable[[TimedStep], None]:
-        from opentelemetry.context import attach, detach  # Loaded already.
+        from opentelemetry.context import attach, detach  # Already loaded.
         from opentelemetry.trace import Status, StatusCode, set_span_in_context
 
         began_ns = int(step.began_s * 1e9)

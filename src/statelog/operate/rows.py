@@ -1,6 +1,6 @@
-"""State as rows: keys as people type them, keys and values as JSON or for people.
+"""State as rows: parse typed keys, and format keys and values as JSON or for people.
 
-Pure, but for `whole_file`, which writes.
+Pure, except for `whole_file`, which writes.
 """
 
 import base64
@@ -30,17 +30,17 @@ Shown = Callable[[Any], object]
 
 
 class BytesText(StrEnum):
-    """How bytes are written in JSON."""
+    """The encoding of bytes in JSON."""
 
     UTF8 = "utf8"
     BASE64 = "base64"
 
 
 def json_lines(table: pa.Table, bytes_text: BytesText, *, with_groups: bool) -> Iterator[str]:
-    """One line for every row of a state: key, and value or the fields of a typed value. `append` reads such lines.
+    """Yield a line for each row of a state: key, and value or the fields of a typed value. `append` reads such lines.
 
-    A typed value that has a field `key` goes into a field `value` as a whole. Raises InvalidChange for bytes that are
-    not UTF-8.
+    A typed value with a field `key` or `key_group` goes into a field `value` as a whole. Raises InvalidChange for bytes
+    that are not UTF-8.
     """
     for batch in table.to_batches(max_chunksize=_BATCH_ROWS):
         columns = _columns(batch, bytes_text, with_groups=with_groups)
@@ -50,7 +50,7 @@ def json_lines(table: pa.Table, bytes_text: BytesText, *, with_groups: bool) -> 
 
 
 def shown_rows(table: pa.Table, rows: int) -> list[tuple[object, ...]]:
-    """The first rows as key group, key and value, for people."""
+    """Return the first rows as key group, key and value, for people."""
     return [
         row
         for batch in table.slice(0, rows).to_batches()
@@ -59,15 +59,15 @@ def shown_rows(table: pa.Table, rows: int) -> list[tuple[object, ...]]:
 
 
 def read_keys(texts: Sequence[str], key_type: KeyType, bytes_text: BytesText) -> pa.Array:
-    """The keys as a column. Bytes are UTF-8, or whatever the shell gave; or base64. Raises InvalidChange for no key."""
+    """Return the keys as a column. Bytes keys are base64, or the shell's own bytes. Raises InvalidChange."""
     keys = [_read_key(text, key_type, bytes_text) for text in texts]
     for key in keys:
-        key_bytes(key, key_type)  # Which refuses what no key can be.
+        key_bytes(key, key_type)  # Raises for an invalid key.
     return pa.array(keys, key_type.arrow_type)
 
 
 def rows_of(table: pa.Table, keys: pa.Array) -> pa.Table:
-    """The rows of these keys, in the table's order."""
+    """Return the rows of these keys, in the table's order."""
     return table.filter(pc.is_in(table.column("key"), value_set=keys))
 
 
@@ -78,7 +78,8 @@ def _read_key(text: str, key_type: KeyType, bytes_text: BytesText) -> Any:
         case KeyType.LONG if _NUMBER.fullmatch(text):
             return int(text)
         case KeyType.LONG:
-            raise InvalidChange("this log has numbers as keys", key=text, hint="Write digits, negative ones behind --")
+            hint = "Write digits; put -- before a negative number"
+            raise InvalidChange("the keys of this log are whole numbers", key=text, hint=hint)
         case KeyType.BYTES if bytes_text is BytesText.BASE64:
             try:
                 return base64.b64decode(text, validate=True)
@@ -90,7 +91,10 @@ def _read_key(text: str, key_type: KeyType, bytes_text: BytesText) -> Any:
 
 @contextmanager
 def whole_file(path: Path) -> Generator[TextIO]:
-    """A text file, there whole or not at all. Raises AlreadyExists if it is no file, StorageFull, StoreUnavailable."""
+    """Open a text file that appears whole or not at all.
+
+    Raises AlreadyExists if the path is not a file, StorageFull, StoreUnavailable.
+    """
     require_file(path)
     partial = path.with_name(f".{path.name}.{uuid.uuid4().hex}.partial")
     try:
@@ -119,8 +123,9 @@ def _columns(batch: pa.RecordBatch, bytes_text: BytesText, *, with_groups: bool)
 
 
 def json_column(column: pa.Array, bytes_text: BytesText | None) -> list[object]:
-    """The values of a column as what JSON has. Without `bytes_text` they are for people: bytes that are no UTF-8 have
-    escapes. Raises InvalidChange for such bytes otherwise.
+    """Return the values of a column as JSON values. Raises InvalidChange for bytes that are not UTF-8.
+
+    `bytes_text` None: format the values for people, and escape such bytes.
     """
     shown = _shower(column.type, bytes_text)
     values = _values(column)
@@ -128,7 +133,7 @@ def json_column(column: pa.Array, bytes_text: BytesText | None) -> list[object]:
 
 
 def _values(column: pa.Array) -> list[object]:
-    """The values as Python has them. A time of a year that it lacks is its number, as in Arrow."""
+    """Return the values as Python objects. A time outside Python's years becomes its number in Arrow."""
     try:
         return column.to_pylist()
     except (OverflowError, ValueError):
@@ -142,7 +147,7 @@ def _values(column: pa.Array) -> list[object]:
 
 
 def _with_numbers(kind: pa.DataType) -> pa.DataType:
-    """The type with a number in place of each time."""
+    """Replace each time in a type by a number."""
     if pa.types.is_struct(kind):
         return pa.struct([pa.field(one.name, _with_numbers(one.type)) for one in cast("pa.StructType", kind)])
     if pa.types.is_map(kind):
@@ -156,7 +161,7 @@ def _with_numbers(kind: pa.DataType) -> pa.DataType:
 
 
 def _shower(kind: pa.DataType, bytes_text: BytesText | None) -> Shown | None:
-    """How a value of a type is made into what JSON has; None if JSON has it already."""
+    """Return the function that makes a JSON value of a type's values; None if JSON has the type."""
     if pa.types.is_struct(kind):
         inner = {one.name: _shower(one.type, bytes_text) for one in cast("pa.StructType", kind)}
         return lambda value: {name: _one(one, inner[name]) for name, one in value.items()}
@@ -194,7 +199,7 @@ _BYTES_SHOWERS: Mapping[BytesText | None, Shown] = {
 
 
 def _in_milliseconds(value: object) -> str:
-    """With three digits of a second at most, which is what `append` reads in such a field."""
+    """Format with at most three digits of a second, as `append` reads it in such a field."""
     if isinstance(value, datetime.datetime | datetime.time) and value.microsecond:
         return value.isoformat(timespec="milliseconds")
     return _scalar(value)

@@ -1,14 +1,14 @@
-"""What holds truncation back: every bound, whose it is, how far it lets the log be truncated, and what would free it.
+"""The bounds of truncation: the holder of each, how far it lets the log be truncated, and what would release it.
 
-Read as a round reads it, by the functions that decide for a round; `describe`, `truncate --explain`, metrics and the
-page show it by these names. Truncates nothing.
+Computed by the functions that decide for a round. `describe`, `truncate --explain`, metrics and the page use these
+names. Truncates nothing.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from statelog.formatting import show_duration
+from statelog.formatting import show_counted, show_duration
 from statelog.kafka.port import OffsetRange
 from statelog.log import Log
 from statelog.materializer.settings import MaterializerSettings
@@ -28,7 +28,7 @@ from statelog.schemas.snapshot.retention import (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Holder:
-    """A snapshot, lease or subscription that holds truncation back, made `age_s` ago; `frees` says what ends that."""
+    """A snapshot, lease or subscription that holds truncation back, made `age_s` ago; `frees`: what releases it."""
 
     kind: str
     bound: Bound
@@ -39,7 +39,7 @@ class Holder:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Held:
-    """Every holder, and where both topics start and end. `held_back`: why nothing at all is truncated, or empty."""
+    """Every holder, and the offsets of both topics. `held_back`: why truncation is off altogether, or empty."""
 
     holders: tuple[Holder, ...]
     data: Mapping[int, OffsetRange]
@@ -48,17 +48,17 @@ class Held:
 
     @property
     def held_by(self) -> str:
-        """Who holds the ledger back; empty without a snapshot."""
+        """The holder with the lowest ledger position; empty without a snapshot."""
         return min(self._bounds, key=lambda one: one.position).name if self.holders else ""
 
     def listing(self) -> Listing:
-        """A row for each holder: of what it is the lowest, and how many records only it keeps."""
+        """Return a row for each holder: where it is the lowest bound, and how many records only it retains."""
         columns = ("held_by", "kind", "owner", "age_s", "position", "holds", "frees_records", "frees")
         lowest = lowest_bounds(self._bounds, self.data)
         return Listing("truncation_bounds", columns, [self._row(holder, lowest) for holder in self.holders])
 
     def by_partition(self) -> Listing:
-        """A row for each holder of each partition and of the ledger; `holds` marks the one that counts."""
+        """Return a row for each holder of each partition and of the ledger; `holds` marks the lowest."""
         columns = ("topic", "partition", "log_start", "held_by", "offset", "holds", "frees")
         return Listing("truncation_bounds_by_partition", columns, list(self._partition_rows()))
 
@@ -77,7 +77,7 @@ class Held:
         )  # fmt: skip
 
     def _freed(self, bound: Bound, partitions: list[int]) -> int:
-        """How many records of both topics could go if this one were gone, and all others stayed."""
+        """Count the records of both topics that are retained for this bound alone."""
         rest = [one for one in self._bounds if one is not bound]
         if not rest:
             return 0
@@ -109,9 +109,11 @@ def held(
     most_snapshots: int | None = None,
     now_s: float | None = None,
 ) -> Held:
-    """All that holds the log back now, by the materializer's `settings`; of the snapshots only the `most_snapshots`
-    oldest, because newer ones hold nothing that these do not. `now_s` is for who may not write: the store tells its
-    time by a file. Raises Damaged, Unavailable.
+    """Return everything that holds truncation back now. Raises Damaged, Unavailable.
+
+    `settings`: the materializer's.
+    `most_snapshots`: list only the oldest ones; newer snapshots hold nothing more.
+    `now_s`: the current time, for a caller that may not write; reading the store's clock writes a file.
     """
     listed = log.manifests.listed()
     now_s = log.store.now_s() if now_s is None else now_s
@@ -153,7 +155,7 @@ def _held_back(log: Log, count: int, settings: MaterializerSettings, subscriptio
 
 @dataclass(frozen=True, slots=True)
 class _Snapshots:
-    """Why each snapshot is kept."""
+    """The reason why each snapshot is retained."""
 
     settings: MaterializerSettings
     superseded_s: Mapping[int, float | None]
@@ -172,7 +174,7 @@ class _Snapshots:
         kept = kept_numbers(self.superseded_s, policy, self.leases, self.now_s)
         if number in newest[-policy.keep :]:
             rounds = policy.keep - (len(newest) - 1 - newest.index(number))
-            return f"rounds with something new, {rounds} more (keep={policy.keep})"
+            return f"{show_counted(rounds, 'more round')} with something new (keep={policy.keep})"
         pinned = [lease.name for lease in self.leases if lease.manifest_number == number]
         if pinned:
             return f"the end of {pinned[0]}"
@@ -180,14 +182,14 @@ class _Snapshots:
             left_s = max(0.0, policy.min_age_s - (self.now_s - since_s))
             return f"a round in {show_duration(left_s)} or later (min_age={show_duration(policy.min_age_s)})"
         if number in self.pinned_at:
-            return "a reader that stands at its position, once it moves on"
+            return "the reader at its position, when it moves on"
         return "the next round"
 
 
 def _lease(one: HeldLease, cap_s: float, now_s: float, bound: Bound) -> Holder:
     age_s = max(0.0, now_s - one.created_s)
     silence, left = show_duration(one.lease.ttl_s), show_duration(max(0.0, cap_s - age_s))
-    frees = f"its reader's end, or {silence} of silence; at the latest in {left}"
+    frees = f"the end of its reader, or {silence} of silence; in {left} at the latest"
     return Holder(kind="lease", bound=bound, owner=one.lease.holder, age_s=age_s, frees=frees)
 
 
@@ -196,7 +198,7 @@ def _subscription(
 ) -> Holder:
     idle_s = now_s - newest_files(found.files)[one.reader].modified_s
     left = show_duration(max(0.0, settings.subscriptions.idle_s - idle_s))
-    frees = f"its reader's next move, or `statelog subscriptions NAME --remove {one.reader}`; the cap in {left}"
+    frees = f"its reader's progress, or `statelog subscriptions NAME --remove {one.reader}`; the cap in {left}"
     age_s = max(0.0, now_s - one.created_s)
     return Holder(kind="subscription", bound=bound, owner=one.holder, age_s=age_s, frees=frees)
 

@@ -1,6 +1,6 @@
-"""The versions of statelog and of what it rests on, as they are installed. Loads no room.
+"""The installed versions of statelog and its dependencies. Imports no other package of statelog.
 
-Kafka's protocol tells no broker's version: what brokers are able to do is tried by `statelog doctor --kafka`.
+Kafka's protocol does not tell a broker's version; `statelog doctor --kafka` tries what the brokers can do.
 """
 
 import platform
@@ -8,13 +8,13 @@ from importlib.metadata import PackageNotFoundError, version
 
 
 def versions() -> dict[str, str | None]:
-    """By name; None for what is not installed."""
+    """Return the versions by name; None for a package that is not installed."""
     from confluent_kafka import libversion
 
     return {
         "statelog": _version("statelog"),
         "confluent_kafka": _version("confluent-kafka"),
-        "librdkafka": libversion()[0],  # Of the library that is really loaded.
+        "librdkafka": libversion()[0],  # The version of the loaded library.
         "pyarrow": _version("pyarrow"),
         "pyspark": _version("pyspark"),
         "python": platform.python_version(),
@@ -22,7 +22,7 @@ def versions() -> dict[str, str | None]:
 
 
 def _version(distribution: str) -> str | None:
-    """From the installed metadata, because importing the package would take longer than all else."""
+    """Read the installed metadata; importing the package would take longer than everything else."""
     try:
         return version(distribution)
     except PackageNotFoundError:
