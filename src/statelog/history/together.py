@@ -3,6 +3,7 @@ partitions do: one request, and one record to read back.
 
 Invariants:
 - A commit is sent at the end of the block, or when somebody waits for one of them: nobody waits for what is not sent.
+- A thread gathers only while the block runs: an interrupt that leaves it at any line ends that, too.
 - Each is judged by itself. That one is void, or its writer fenced, is nothing to the others.
 - A record is never sent twice. If its outcome is unknown, that of each of its commits is, and each writer settles its
   own by an Open: what comes late is of an epoch that this ended.
@@ -13,6 +14,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from threading import local
 from typing import Protocol
+from weakref import ref
 
 from statelog.errors import Unavailable
 from statelog.history.following import Landed
@@ -92,18 +94,27 @@ class Gathered:
         return self.sent
 
 
+class _Block(dict[int, Gathered]):
+    """What a thread gathers, by ledger. Only the block itself holds it; the thread has a weak reference."""
+
+
+def _gathering() -> _Block | None:
+    block: ref[_Block] | None = getattr(_LOCAL, "block", None)
+    return None if block is None else block()
+
+
 @contextmanager
 def together() -> Generator[None]:
     """Gather the commits that this thread appends in the block, of any number of logs."""
-    outer: dict[int, Gathered] | None = getattr(_LOCAL, "gathered", None)
-    if outer is not None:
+    if _gathering() is not None:
         yield
         return
-    mine = _LOCAL.gathered = dict[int, Gathered]()
+    mine = _Block()
     try:
+        _LOCAL.block = ref(mine)
         yield
     finally:
-        _LOCAL.gathered = None
+        _LOCAL.block = None
         for one in mine.values():
             try:
                 one.send()
@@ -113,7 +124,7 @@ def together() -> Generator[None]:
 
 def add_gathered(history: Sends, producer: Producer, commit: Commit) -> Pending[Landed] | None:
     """Add a commit to what this thread gathers for a ledger; None if it gathers nothing. Raises Unavailable."""
-    mine: dict[int, Gathered] | None = getattr(_LOCAL, "gathered", None)
+    mine = _gathering()
     if mine is None:
         return None
     found = mine.get(id(history))
