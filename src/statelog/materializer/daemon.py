@@ -1,19 +1,19 @@
 """The materializer as a daemon: one round after another, until stopped or until an error that retrying cannot fix.
 
-`schedule` decides when a round begins. Rounds, and looks at the tail beside them, run on their own threads; this one
-only waits, at most as long as a round may take.
+`schedule` decides when a round begins. Rounds, and the concurrent checks of the tail, run on their own threads. The
+daemon's thread only waits, at most as long as a round may take.
 
     failure       tolerated while it is Unavailable (see `failures_tolerated`); any other failure ends the daemon
-    given up      a round that outlives its time counts as failed, and the schedule moves on. It ends at its next step;
-                  if it was already at its put, it finishes late and counts after all
-    stop          between rounds: a round in flight finishes, or is given up once its grace period is over or a second
-                  request to stop comes; it ends at its next step before the put, and is left alone if it does not
+    given up      a round that exceeds its timeout counts as failed, and the schedule moves on. It ends at its next
+                  step; if it was already at its put, it finishes late and counts after all
+    stop          a round in flight finishes. It is given up once its grace period is over or a second request to stop
+                  comes: then it ends at its next step before the put, and is no longer waited for
 
 Invariants:
 - At most one round is in flight, apart from those given up. No more of those may hang than failures are tolerated.
 - The statistics are one frozen value, replaced as a whole by one thread.
 - Only a round that ended well (completed, skipped, lost) resets the count of failures in a row. Damage and misuse are
-  never tolerated, and not missed when they come late.
+  never tolerated, even when they are reported late.
 """
 
 import math
@@ -52,7 +52,7 @@ _ENDED: dict[type[RoundOutcome], EventKind] = {
 
 
 class Work(Enum):
-    """What a daemon begins on a thread of its own."""
+    """The kinds of background tasks of a daemon."""
 
     ROUND = "round"
     LOOK = "look"
@@ -63,10 +63,12 @@ Admit = Callable[[Work], bool]
 
 
 class Materializer:
-    """Runs rounds on one log. `run` belongs to one thread; `statistics`, `check_age`, `trigger`, `stop`: to any.
+    """Runs rounds on one log. `statistics`, `check_age`, `trigger` and `stop` are thread-safe, `run` is not.
 
-    `control` carries requests from elsewhere, such as signal handlers. Without `on_event`, events are log lines of
-    `statelog.materializer`. `rates` are used until better ones have been measured. `make_engine`: see `run_round`.
+    control      carries requests from elsewhere, such as signal handlers
+    on_event     receives events; by default they become log lines of `statelog.materializer`
+    rates        are used until better ones have been measured
+    make_engine  see `run_round`
 
         >>> daemon = Materializer(log, MaterializerSettings(interval_s=60.0))
         >>> daemon.run_once()  # daemon.run() goes on until daemon.stop(), from another thread or a signal handler
@@ -88,9 +90,9 @@ class Materializer:
         check_kind("rates", rates, Rates, NoneType, example="Rates, or nothing")
         self._log = log
         self.admit: Admit = lambda _: True
-        """Asked before each piece of work that is due: whether it may begin now, beside that of others."""
+        """Called before each task that is due: whether it may begin now, concurrently with those of other daemons."""
         self._rounds: list[BackgroundTask[RoundOutcome]] = []
-        """Those begun of which some may not have ended, that in flight among them."""
+        """The begun rounds, except some that have ended."""
         self._make_engine = make_engine
         self._settings = settings = settings_or(settings, MaterializerSettings())
         self._control = control or Control()
@@ -103,23 +105,23 @@ class Materializer:
         self._round: BackgroundTask[RoundOutcome] | None = None
         self._tail_watch = TailWatch(log, settings, ring=self._control.ring)
         self._next_alarm_s = settings.alarm_age_s
-        # Another engine's runs are in the store before anything names them, where a round would delete them.
+        # Another engine writes runs to the store at once, where a round would delete them before a manifest names them.
         is_local = make_engine is LocalEngine
         self._merge = BackgroundMerge(log, settings, ring=self._control.ring) if is_local else None
         self.due_s = environment.clock()
-        """When the next round is due, on its clock."""
+        """When the next round is due, on the daemon's clock."""
         self._ended_s: float | None = None
         self._failing_since_s = 0.0
         self.is_ended = False
-        """Whether nobody drives it any more."""
-        self._awaited_s = math.inf  # When the loop turns again, at the latest.
+        """Whether `end` was called."""
+        self._awaited_s = math.inf  # When the loop runs again, at the latest.
         self._began_s = self._stepped_s = 0.0  # The newest round, and its last step.
         environment.made(self, log.name)
 
     # ---- from any thread
 
     def statistics(self) -> MaterializerStatistics:
-        """A snapshot of the statistics."""
+        """Return a snapshot of the statistics."""
         known, now_s = self._statistics, self._clock()
         return replace(
             known,
@@ -129,7 +131,7 @@ class Materializer:
         )
 
     def trigger(self) -> None:
-        """Ask for a round now; if one is in flight, for another one after it."""
+        """Ask for a round now. If one is in flight, another follows it."""
         self._control.trigger()
 
     def stop(self) -> None:
@@ -139,8 +141,8 @@ class Materializer:
     def check_age(self) -> None:
         """Alarm if changes stay out of every snapshot for too long, and again after each further `alarm_age_s`.
 
-        Rounds that hang, that are skipped by mistake, that always lose or that never begin all look alike from here. It
-        asks nobody: when no news of the log arrives any more, the age grows by itself.
+        Rounds that hang, are skipped by mistake, always lose or never begin all raise the age alike. This does no I/O:
+        while the log is unreachable, the age keeps growing.
         """
         age_s, alarm_age_s = self.statistics().age_s, self._settings.alarm_age_s
         if age_s < alarm_age_s:
@@ -152,8 +154,9 @@ class Materializer:
     # ---- one round
 
     def run_once(self) -> RoundOutcome:
-        """Run one round now, on this thread, counted and reported like any other. Raises Damaged, Unsafe,
-        Misuse, Unavailable and its kinds, and RoundGivenUp, as the round does.
+        """Run one round now, on this thread, counted and reported like any other.
+
+        Raises the round's errors: Damaged, Unsafe, Misuse, Unavailable and its kinds, and RoundGivenUp.
         """
         started_s = self._begin(RoundCause.TRIGGER)
         try:
@@ -174,7 +177,7 @@ class Materializer:
     def _run_round(self, started_s: float, beside: BackgroundMerge | None) -> RoundOutcome:
         def is_given_up() -> bool:
             now_s = self._clock()
-            if self._began_s == started_s:  # One that was given up earlier says nothing of this one.
+            if self._began_s == started_s:  # A round that was given up earlier must not count as progress.
                 self._stepped_s = now_s
             return now_s >= min(started_s + self._settings.round_timeout_s, self._grace_s())
 
@@ -189,7 +192,7 @@ class Materializer:
         ).run()
 
     def _grace_s(self) -> float:
-        """Until when a stop waits for the round in flight."""
+        """Return until when a stop waits for the round in flight."""
         stopped_s, abandoned_s = self._control.stopped_s, self._control.abandoned_s
         over_s = math.inf if stopped_s is None else stopped_s + self._settings.stop_grace_s
         return over_s if abandoned_s is None else min(over_s, abandoned_s)
@@ -197,8 +200,10 @@ class Materializer:
     # ---- round after round
 
     def run(self) -> None:
-        """Run rounds until stopped. Raises the last error when more rounds in a row fail than are tolerated, and any at
-        once that retrying cannot fix: Damaged, Unsafe, Misuse.
+        """Run rounds until stopped.
+
+        Raises the last error when more rounds in a row fail than are tolerated, and at once an error that retrying
+        cannot fix: Damaged, Unsafe, Misuse.
         """
         self.begin(ask_first_delay_s(self._log, self._settings))
         try:
@@ -216,33 +221,33 @@ class Materializer:
             self.end()
 
     def begin(self, delay_s: float) -> None:
-        """The first round is due after this delay. From now on whoever drives the daemon calls `turn` until it
-        `is_over`, and `end` then; `run` does.
-        """
+        """Start: the first round is due after this delay. The caller then calls `turn` until `is_over`, and `end`."""
         self.due_s = self._clock() + delay_s
         self._tell(EventKind.STARTED, first_round_s=0.0 if self._control.is_triggered else delay_s)
 
     @property
     def is_over(self) -> bool:
-        """Whether it was asked to stop, and no round is in flight."""
+        """Whether the daemon was asked to stop, and no round is in flight."""
         return self._control.is_stopped and self._round is None
 
     def works_on(self, patience_s: float) -> list[Work]:
-        """What is under way now, but for what was given up, and for what has been silent for longer: it may hang."""
-        late_s, look_s = self._clock() - patience_s, self._tail_watch.looking_since_s
-        is_at_it = self._round is not None and self._stepped_s >= late_s
-        is_looking = look_s is not None and look_s >= late_s
+        """Return the tasks in flight, except those given up, and those without progress for longer: they may hang."""
+        late_s, check_s = self._clock() - patience_s, self._tail_watch.checking_since_s
+        is_rolling = self._round is not None and self._stepped_s >= late_s
+        is_checking = check_s is not None and check_s >= late_s
         is_merging = self._merge is not None and self._merge.is_at_work(late_s)
-        return [Work.ROUND] * is_at_it + [Work.LOOK] * is_looking + [Work.MERGE] * is_merging
+        return [Work.ROUND] * is_rolling + [Work.LOOK] * is_checking + [Work.MERGE] * is_merging
 
     @property
     def is_quiet(self) -> bool:
-        """Whether no round and no merge is under way any more, not even one that was given up."""
+        """Whether no round and no merge runs any more, not even one that was given up."""
         return all(task.future.done() for task in self._rounds) and (self._merge is None or self._merge.is_quiet)
 
     def turn(self) -> float | None:
-        """Collect what ended, and begin what is due; waits for nothing. Returns for how long nothing will be due, and
-        None if something is there already. Raises the error that ends the daemon: Damaged, Unsafe, Misuse, Unavailable.
+        """Collect ended tasks, and begin those that are due, without waiting.
+
+        Returns for how many seconds nothing will be due, None if a task has ended already. Raises the error that ends
+        the daemon: Damaged, Unsafe, Misuse, Unavailable.
         """
         self._take_in()
         if self._round is not None and self._clock() >= self._over_s(self._round):
@@ -256,7 +261,7 @@ class Materializer:
         return self._awaited_s - now_s
 
     def end(self) -> None:
-        """Release what is held, and say so. Idempotent but for the event."""
+        """Release what is held, and report the end. Idempotent but for the event."""
         self._awaited_s, self.is_ended = math.inf, True
         self._tail_watch.drop()
         if self._merge is not None:
@@ -289,11 +294,11 @@ class Materializer:
         )
 
     def _over_s(self, task: BackgroundTask[RoundOutcome]) -> float:
-        """When to stop waiting for a round; after a stop, shortly after the round was asked to end."""
+        """Return when to stop waiting for a round; after a stop, shortly after the round was asked to end."""
         return min(task.started_s + self._settings.round_timeout_s, self._grace_s() + _LAST_STEP_S)
 
     def _wake_s(self) -> float:
-        """When there is something to do even without a wake-up."""
+        """Return when something is due even without a wake-up."""
         next_round_s = self.due_s if self._round is None else self._over_s(self._round)
         return next_round_s if self._control.is_stopped else min(next_round_s, self._tail_watch.due_s)
 
@@ -310,12 +315,12 @@ class Materializer:
                 self._take_late(task)
             else:
                 self._take_round(task)
-        for tail, looked_s in self._tail_watch.take_in():
-            self._statistics = with_tail(self._statistics, tail, looked_s=looked_s)
+        for tail, checked_s in self._tail_watch.take_in():
+            self._statistics = with_tail(self._statistics, tail, checked_s=checked_s)
             self._judge_budget()
 
     def _take_round(self, task: BackgroundTask[RoundOutcome]) -> None:
-        """The round in flight is over."""
+        """Count the round in flight, which has ended."""
         outcome: RoundOutcome | None = None
         try:
             outcome = task.future.result()
@@ -326,7 +331,7 @@ class Materializer:
         self._moves_on(outcome)
 
     def _take_late(self, task: BackgroundTask[RoundOutcome]) -> None:
-        """A round that was given up has ended. It counts if it ended well; damage that it found is raised."""
+        """Count a round that was given up, if it ended well. Raise the damage that it found."""
         self._statistics = replace(self._statistics, hanging=self._statistics.hanging - 1)
         outcome: RoundOutcome | None = None
         with suppress(Unavailable, StoreRefused):  # It was counted as failed when it was given up.
@@ -352,13 +357,13 @@ class Materializer:
         self._moves_on(None)
 
     def _bear(self, error: StatelogError) -> None:
-        """The round in flight failed. Raises the error unless it is tolerated."""
+        """Count the failure of the round in flight. Raise the error unless it is tolerated."""
         self._failed(error)
         if not self._tolerates(error):
             raise error
 
     def _moves_on(self, outcome: RoundOutcome | None) -> None:
-        """No round is in flight any more: the next one is due after the delay, and the tail has changed."""
+        """Schedule the next round after the delay, and the next check of the tail now."""
         self._round = None
         self._ended_s = self._clock()
         self.due_s = self._ended_s + delay_after(outcome, self._settings)

@@ -1,16 +1,15 @@
 """When a round begins, and why; and how long a restore would take now. Pure decisions over frozen values.
 
-first round   after a delay that a hash of the log's name spreads over the interval; less, where the newest snapshot is
-              about an interval old, so that a daemon that is restarted again and again still runs rounds
+first round   after a delay that a hash of the log's name spreads over the interval. It is shorter if the newest
+              snapshot is about an interval old: so a daemon that is restarted often still runs rounds
 next round    a fixed delay after the last one ended, whatever its outcome; at once if its budget cut it short
-in between    at once on request; early when a restore would take too long by now, unless the last
-              one failed: failures are tolerated by their number, and so they come an interval apart.
-              Without a budget, when the tail alone takes ten seconds, as that of many small commits
-              does, and at most ten times in an interval
+in between    at once on request; early when a restore would take too long by now, unless the last round failed:
+              failures are tolerated by number, so they must be an interval apart. Without a budget, early when
+              the tail alone takes ten seconds, at most ten times in an interval
 
 A restore downloads the newest snapshot's runs, then replays what was committed since. Both rates are measured in the
-materializer's own rounds, which do the same work. So the estimate is good for a machine like the materializer's, that
-restores the whole state. A measurement of little data is left out, for waiting for the first byte outweighs it.
+materializer's own rounds, which do the same work. So the estimate fits a machine like the materializer's that restores
+the whole state. Small measurements are ignored: the wait for the first byte would dominate them.
 """
 
 import math
@@ -21,18 +20,18 @@ from enum import StrEnum
 from statelog.materializer.outcome import CompletedRound, RoundOutcome
 from statelog.materializer.settings import MaterializerSettings
 
-_LOOK_AT_LEAST_S = 0.05
+_CHECK_AT_LEAST_S = 0.05
 _OVERDUE_S = 30.0
-_LOOK_AT_MOST_S = 30.0
-_LOOKS_PER_ALARM = 10
-_LOOKS_PER_BUDGET = 20
+_CHECK_AT_MOST_S = 30.0
+_CHECKS_PER_ALARM = 10
+_CHECKS_PER_BUDGET = 20
 _MEASURABLE_BYTES = 1 << 20
 _CHUNKS_PER_SECOND = 25_000.0
 """A chunk costs 30 to 50 us, however few changes it holds: 400,000 of them took a dict 12 s and a table 21 s."""
 _TAIL_S = 10.0
 _EARLY_SHARE = 0.1
-_NEAR = 0.8
-"""The share of the budget at which a round is due: it takes time itself, and opening a log does, too."""
+_DUE_SHARE = 0.8
+"""The share of the budget at which a round is due: the round takes time itself, and so does opening a log."""
 
 
 class RoundCause(StrEnum):
@@ -44,7 +43,7 @@ class RoundCause(StrEnum):
 
 
 class RestoreOutlook(StrEnum):
-    """What a budget for restores asks for."""
+    """The verdict of a budget for restores."""
 
     IN_TIME = "in time"
     ROUND_DUE = "a round is due"
@@ -62,16 +61,18 @@ def cause_of_round(
     lasted_s: float,
     has_failed: bool,
 ) -> RoundCause | None:
-    """Why a round begins now, or None. Times are on the daemon's clock; `due_s` is when the interval is over.
+    """Return why a round begins now, or None. Times are on the daemon's clock.
 
-    `ended_s` is when the last round ended, None before the first; `lasted_s` is how long the last one that ended well
-    took, and `has_failed` says that there was a failure since.
+    due_s       when the interval is over
+    ended_s     when the last round ended, None before the first
+    lasted_s    how long the last round that ended well took
+    has_failed  whether a round failed since
     """
     if is_triggered:
         return RoundCause.TRIGGER
     if now_s >= due_s:
         return RoundCause.INTERVAL
-    # The last round is long enough ago: else a budget that rounds cannot keep would be rounds only.
+    # With a budget that rounds cannot meet, they would follow each other without a pause.
     own_s = 0.0 if settings.restore_budget_s is not None else _EARLY_SHARE * settings.interval_s
     is_spaced = ended_s is None or now_s >= ended_s + max(settings.restore_spacing_s, lasted_s, own_s)
     is_early = outlook is RestoreOutlook.ROUND_DUE and not has_failed and is_spaced
@@ -79,27 +80,27 @@ def cause_of_round(
 
 
 def delay_after(outcome: RoundOutcome | None, settings: MaterializerSettings) -> float:
-    """How long to wait after a round that ended so (None: it failed)."""
+    """Return how long to wait after a round with this outcome (None: it failed)."""
     return 0.0 if isinstance(outcome, CompletedRound) and outcome.behind else settings.interval_s
 
 
 def first_delay_s(log: str, settings: MaterializerSettings, *, due_s: float = math.inf) -> float:
-    """How long a log's first round waits: the same at every start, and spread over many logs.
+    """Return how long a log's first round waits: the same at every start, and spread over many logs.
 
-    `due_s`: then a round would be due if the daemon had not been restarted. It is not later than that, nor than half a
-    minute (spread, too) if that is over.
+    `due_s`: when a round would be due without the restart. The first round is not later than that; if that time is
+    over, it is within half a minute, spread as well.
     """
     share: float = zlib.crc32(log.encode()) / (1 << 32)
     usual_s = share * settings.jitter * settings.interval_s
     return min(usual_s, max(due_s, share * settings.jitter * _OVERDUE_S))
 
 
-def look_every_s(settings: MaterializerSettings) -> float:
-    """How often to look at the tail: several times before an alarm, and before a budget is used up; within bounds."""
-    often_s = min(_LOOK_AT_MOST_S, settings.alarm_age_s / _LOOKS_PER_ALARM)
+def check_every_s(settings: MaterializerSettings) -> float:
+    """Return how often to check the tail: several times before an alarm, and before a budget is used up."""
+    often_s = min(_CHECK_AT_MOST_S, settings.alarm_age_s / _CHECKS_PER_ALARM)
     if settings.restore_budget_s is not None:
-        often_s = min(often_s, settings.restore_budget_s / _LOOKS_PER_BUDGET)
-    return max(_LOOK_AT_LEAST_S, often_s)
+        often_s = min(often_s, settings.restore_budget_s / _CHECKS_PER_BUDGET)
+    return max(_CHECK_AT_LEAST_S, often_s)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -115,15 +116,15 @@ class Speed:
         return self.amount / self.seconds
 
     def and_then(self, amount: float, seconds: float) -> "Speed":
-        """With a new measurement, beside which all earlier ones count half as much as before."""
+        """Return it with a new measurement; the weight of all earlier ones is halved."""
         return Speed(amount=self.amount / 2 + amount, seconds=self.seconds / 2 + seconds)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rates:
-    """What was measured: bytes of runs read, bytes of record values replayed, changes replayed.
+    """The measured rates: bytes of runs read, bytes of record values replayed, changes replayed.
 
-    The defaults are used until something has been measured, and low, so that the first rounds come rather too early:
+    The defaults apply until something was measured. They are low, so that the first rounds come early rather than late:
 
         >>> from statelog.materializer import Rates
         >>> from statelog.materializer.schedule import Speed
@@ -136,13 +137,13 @@ class Rates:
     changes: Speed = field(default_factory=lambda: Speed(amount=2e5, seconds=1.0))
 
     def after_download(self, size_bytes: int, seconds: float) -> "Rates":
-        """The rates after so many bytes of runs were read."""
+        """Return the rates after so many bytes of runs were read."""
         if size_bytes < _MEASURABLE_BYTES or seconds <= 0:
             return self
         return replace(self, download=self.download.and_then(size_bytes, seconds))
 
     def after_replay(self, size_bytes: int, changes: int, seconds: float) -> "Rates":
-        """The rates after so many bytes, and changes in them, were replayed."""
+        """Return the rates after so many bytes, and changes in them, were replayed."""
         if size_bytes < _MEASURABLE_BYTES or seconds <= 0:
             return self
         replay, of_changes = self.replay.and_then(size_bytes, seconds), self.changes.and_then(changes, seconds)
@@ -158,17 +159,16 @@ class RestoreEstimate:
 
     @property
     def total_s(self) -> float:
-        """Both."""
+        """The sum of both parts."""
         return self.snapshot_s + self.tail_s
 
 
 def estimate(
     rates: Rates, *, snapshot_bytes: int, tail_bytes: int, tail_changes: int, tail_chunks: int
 ) -> RestoreEstimate:
-    """Of a restore that reads so many bytes of the snapshot's runs, and replays so many bytes, changes and chunks.
+    """Estimate a restore that reads these bytes of the snapshot's runs, and replays these bytes, changes and chunks.
 
-    A tail of small commits takes as long as its chunks do, one of many small changes as its changes, one of large
-    values as its bytes.
+    The tail's time is the longest of three: chunks dominate in small commits, changes if they are small, else bytes.
     """
     return RestoreEstimate(
         snapshot_s=snapshot_bytes / rates.download.per_second,
@@ -181,15 +181,15 @@ def estimate(
 
 
 def outlook(found: RestoreEstimate, budget_s: float | None) -> RestoreOutlook:
-    """Whether the budget is kept, asks for a round, or cannot be kept by rounds. Where nobody set one, a tail of ten
-    seconds asks for a round, and nothing is out of reach.
+    """Return whether the budget is met, needs a round, or cannot be met by rounds.
 
-    A round is due once four fifths of the budget are used, or half of what the snapshot leaves of it if that is later:
-    the larger the snapshot, the later, lest rounds follow each other for a tail of next to nothing.
+    Without a budget, a tail of ten seconds needs a round, and nothing is OUT_OF_REACH. With one, a round is due once
+    four fifths of it are used, or half of what the snapshot leaves if that is later. So a large snapshot does not cause
+    rounds for a tiny tail.
     """
     if budget_s is None:
         return RestoreOutlook.ROUND_DUE if found.tail_s >= _TAIL_S else RestoreOutlook.IN_TIME
     if found.snapshot_s >= budget_s:
         return RestoreOutlook.OUT_OF_REACH
-    due_s = max(_NEAR * budget_s, (found.snapshot_s + budget_s) / 2)
+    due_s = max(_DUE_SHARE * budget_s, (found.snapshot_s + budget_s) / 2)
     return RestoreOutlook.ROUND_DUE if found.total_s >= due_s else RestoreOutlook.IN_TIME

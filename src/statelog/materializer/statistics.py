@@ -9,20 +9,23 @@ from statelog.materializer.tail import Tail
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MaterializerStatistics:
-    """Counts since the start. `position` and `number` are of the newest manifest that this process knows of.
+    """Counts since the start.
 
-    Rounds: `started` = `completed` + `skipped` + `lost` + `failed`, but for the one in flight and for `late`: rounds
-    that were counted as failed when they were given up, and ended well after all. `hanging` of those given up have not
-    ended yet. `unpublished` rounds completed without publishing their group offset. `last_duration_s` is that of the
-    last round that ended well, None before the first.
-
-    `error` is what the last round failed with, empty once one has ended well. `deletions` is that of the last round
-    that did. `late_s`: that long ago the daemon's loop should have turned; `silent_s`: that long ago the round in
-    flight reached its last step. Both are 0 if all is well.
-
-    `tail` is what stood in no snapshot at the last look, None before the first. `age_s`: that old, at this moment, is
-    the oldest committed change that is in no snapshot; without one, that long ago was the last look. It grows from
-    `since_s`, on the daemon's clock. `restore` is what a restore would take by `rates`. `cleanup` is the last one.
+    started           `completed` + `skipped` + `lost` + `failed`, but for the round in flight and for `late`
+    late              rounds that were counted as failed when they were given up, and ended well after all
+    hanging           rounds that were given up and have not ended yet
+    unpublished       rounds completed without publishing their group offset
+    number, position  those of the newest manifest that this process knows of
+    last_duration_s   of the last round that ended well, None before the first
+    cleanup           the last one
+    deletions         those of the last round that completed or was skipped
+    tail              the tail at the last check, None before the first
+    age_s             the age of the oldest committed change that is in no snapshot; without one, the time since the
+                      last check. It grows from `since_s`, on the daemon's clock
+    restore           the estimate for a restore, by `rates`
+    error             the error of the last round, empty once one has ended well
+    late_s            by how many seconds the daemon's loop is late, 0 if all is well
+    silent_s          the seconds since the last step of the round in flight, 0 without one
     """
 
     started: int = 0
@@ -53,7 +56,7 @@ class MaterializerStatistics:
 
     @property
     def restore(self) -> RestoreEstimate | None:
-        """What a restore would take, None before the first look."""
+        """The estimate for a restore, None before the first check of the tail."""
         if self.tail is None:
             return None
         return estimate(
@@ -65,19 +68,19 @@ class MaterializerStatistics:
         )
 
 
-def with_tail(counts: MaterializerStatistics, tail: Tail, *, looked_s: float) -> MaterializerStatistics:
-    """A look at the tail came back; it began at `looked_s`, on the daemon's clock.
+def with_tail(counts: MaterializerStatistics, tail: Tail, *, checked_s: float) -> MaterializerStatistics:
+    """Return the statistics after a check of the tail, which began at `checked_s` on the daemon's clock.
 
-    While the newest snapshot is the same, so is the oldest commit behind it: it gets no younger, whatever a clock says.
+    While the newest snapshot is the same, the oldest commit after it is, too: its age never falls, whatever clocks say.
     """
-    before, since_s = counts.tail, looked_s - tail.age_s
+    before, since_s = counts.tail, checked_s - tail.age_s
     if before is not None and before.oldest_s is not None and before.number == tail.number and tail.commits:
         since_s = min(since_s, counts.since_s)
     return replace(counts, tail=tail, since_s=since_s, number=max(counts.number, tail.number))
 
 
 def with_outcome(counts: MaterializerStatistics, outcome: RoundOutcome, *, duration_s: float) -> MaterializerStatistics:
-    """A round ended well. One that was given up before may end late, after newer ones: numbers never go back."""
+    """Return the statistics after a round that ended well. It may end late, after newer ones: numbers never fall."""
     counts = replace(
         counts, failures_in_a_row=0, error="", last_duration_s=duration_s, number=max(counts.number, outcome.number)
     )
@@ -105,6 +108,6 @@ def with_outcome(counts: MaterializerStatistics, outcome: RoundOutcome, *, durat
 
 
 def with_failure(counts: MaterializerStatistics, error: str) -> MaterializerStatistics:
-    """A round failed with this error."""
+    """Return the statistics after a round that failed with this error."""
     in_a_row = counts.failures_in_a_row + 1
     return replace(counts, failed=counts.failed + 1, failures_in_a_row=in_a_row, error=error)

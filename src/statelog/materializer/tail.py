@@ -1,12 +1,12 @@
-"""The tail: what was committed since the newest snapshot, followed on the ledger alone, beside the rounds.
+"""The tail: the commits since the newest snapshot, checked between and during rounds, from the ledger alone.
 
-A look asks the log's history for what is new; no chunk is read. `TailWatch` looks at how long a restore would
-take.
+A check asks the log's history for new commits; no chunk is read. `TailWatch` also compares the estimate for a restore
+with the budget.
 
 Invariants:
-- Nothing here is needed for a round to be right.
-- No more looks may hang than failures are tolerated; beyond that none begins until one returns, and the age grows.
-- A look counts only if no round ended meanwhile: else it started from an older manifest.
+- Rounds do not depend on this for correctness.
+- No more checks may hang than failures are tolerated. Beyond that none begins until one returns, and the age grows.
+- A check counts only if no round ended meanwhile: else it started from an older manifest.
 """
 
 import math
@@ -19,7 +19,7 @@ from statelog.errors import OffsetGone, StoreRefused, Unavailable
 from statelog.log import Log
 from statelog.log.log import check_log
 from statelog.materializer.control import BackgroundTask, begin_task
-from statelog.materializer.schedule import RestoreEstimate, RestoreOutlook, look_every_s, outlook
+from statelog.materializer.schedule import RestoreEstimate, RestoreOutlook, check_every_s, outlook
 from statelog.materializer.settings import MaterializerSettings
 from statelog.schemas.ledger.fold import ValidCommit
 from statelog.schemas.snapshot.manifest import Manifest
@@ -28,10 +28,11 @@ from statelog.schemas.topic_policy import ROUND
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tail:
-    """What no snapshot holds, at one look: the commits between the manifest `number` and `position`.
+    """The commits between the manifest `number` and `position`, which no snapshot holds.
 
-    `oldest_s` is the time of the oldest of these commits, in seconds since 1970, and None if there is none: by the
-    broker that appended it, and not later than its first look. `looked_s` is the time of the look, by this machine.
+    oldest_s  when the oldest of them was committed, in seconds since 1970, by the broker, but not later than its first
+              check; None without a commit
+    looked_s  the time of the check, by this machine
 
         >>> from statelog.materializer import tail_now
         >>> tail_now(log).age_s
@@ -50,7 +51,7 @@ class Tail:
 
     @classmethod
     def behind(cls, manifest: Manifest | None) -> "Tail":
-        """The one that nothing was seen of yet; None: there is no manifest."""
+        """Return an empty tail after this manifest; None: there is none."""
         if manifest is None:
             return cls(number=0, position=0, snapshot_bytes=0)
         size_bytes = sum(run.size_bytes for run in manifest.runs)
@@ -58,12 +59,14 @@ class Tail:
 
     @property
     def age_s(self) -> float:
-        """How old the oldest of the commits was at the look; 0 without one."""
+        """How old the oldest of the commits was at the check; 0 without one."""
         return 0.0 if self.oldest_s is None else max(0.0, self.looked_s - self.oldest_s)
 
     def with_commits(self, commits: Sequence[ValidCommit], position: int, now_s: float) -> "Tail":
-        """The tail with further commits, seen at `now_s`. A commit without a timestamp is as old as its first look, and
-        so is one from a time to come. A writer's clock tells nothing: see `kafka.Record`.
+        """Return the tail with further commits, observed at `now_s`.
+
+        A commit without a timestamp, or from the future, counts as committed at `now_s`. Timestamps are the broker's,
+        not the writer's: see `kafka.Record`.
         """
         contents = [found.contents for found in commits]
         times = [min(now_s, found.timestamp_ms / 1000) if found.timestamp_ms >= 0 else now_s for found in commits]
@@ -80,7 +83,7 @@ class Tail:
 
 
 def tail_of(log: Log, tail: Tail | None, now_s: float) -> Tail:
-    """Return a tail with what was committed since it was looked at; None: that of the newest manifest.
+    """Return a tail with the commits since its check; None: the tail of the newest manifest.
 
     `now_s` is in seconds since 1970. Raises OffsetGone if the ledger was truncated past it, Damaged, Unavailable.
     """
@@ -92,15 +95,15 @@ def tail_of(log: Log, tail: Tail | None, now_s: float) -> Tail:
     manifest = log.manifests.newest()
     tail = Tail.behind(manifest)
     with log.replay(manifest) as replay:
-        for found in replay.commits(position):  # One by one, for each may be large.
+        for found in replay.commits(position):  # One by one: each may be large.
             tail = tail.with_commits([found], found.position, now_s)
     return tail.with_commits((), max(position, tail.position), now_s)
 
 
 def tail_now(log: Log) -> Tail:
-    """The whole tail up to the ledger's end at this moment. Raises OffsetGone, Damaged, Unavailable.
+    """Return the whole tail up to the ledger's end now. Raises OffsetGone, Damaged, Unavailable.
 
-    It reads the ledger, and what the last chunks that no commit lists say of it:
+    Reads the ledger, and the witnesses in the last chunks that no commit lists:
 
         >>> from statelog.materializer import tail_now
         >>> tail_now(log).commits
@@ -113,75 +116,75 @@ def tail_now(log: Log) -> Tail:
 
 
 class TailWatch:
-    """Belongs to the daemon's thread. `ring` is called on a look's own thread, once it is over."""
+    """The checks of the tail; belongs to the daemon's thread. `ring` is called on a check's thread when it ends."""
 
     def __init__(self, log: Log, settings: MaterializerSettings, *, ring: Callable[[], None]) -> None:
         self.outlook = RestoreOutlook.IN_TIME
-        """What the last look says of the restore budget."""
+        """The last check's verdict on the restore budget."""
         self._log = log
         self._settings = settings
         self._environment = current_environment()
         self._ring = ring
         self._over: deque[BackgroundTask[Tail]] = deque()
-        self._under_way: BackgroundTask[Tail] | None = None
-        self._out = 0
+        self._in_flight: BackgroundTask[Tail] | None = None
+        self._running = 0
         self._tail: Tail | None = None
         self._due_s = self._environment.clock()
 
     @property
     def is_any_over(self) -> bool:
-        """Whether a look has ended that was not collected yet."""
+        """Whether a check has ended that was not collected yet."""
         return bool(self._over)
 
     @property
-    def looking_since_s(self) -> float | None:
-        """When the look that is under way began; None if none is."""
-        return None if self._under_way is None else self._under_way.started_s
+    def checking_since_s(self) -> float | None:
+        """When the check in flight began; None if there is none."""
+        return None if self._in_flight is None else self._in_flight.started_s
 
     @property
     def due_s(self) -> float:
-        """When the next look is due; never while one is under way, or too many hang."""
-        has_room = self._under_way is None and self._out <= self._settings.failures_tolerated
+        """When the next check is due; never while one is in flight, or too many hang."""
+        has_room = self._in_flight is None and self._running <= self._settings.failures_tolerated
         return self._due_s if has_room else math.inf
 
     def begin(self) -> None:
-        """Begin a look."""
+        """Begin a check."""
         log, tail, clock = self._log, self._tail, self._environment.wall_clock
-        self._out += 1
-        self._under_way = begin_task(self._environment, lambda: tail_of(log, tail, clock()), self._came_back)
+        self._running += 1
+        self._in_flight = begin_task(self._environment, lambda: tail_of(log, tail, clock()), self._on_end)
 
     def take_in(self) -> Iterator[tuple[Tail, float]]:
-        """The tails found since the last call, each with the time its look began. Raises Damaged."""
+        """Yield the tails found since the last call, each with the start of its check. Raises Damaged."""
         while self._over:
-            look = self._over.popleft()
-            self._out -= 1
-            if look is not self._under_way:
+            check = self._over.popleft()
+            self._running -= 1
+            if check is not self._in_flight:
                 continue
-            self._under_way = None
-            self._due_s = self._environment.clock() + look_every_s(self._settings)
+            self._in_flight = None
+            self._due_s = self._environment.clock() + check_every_s(self._settings)
             try:
-                tail = self._tail = look.future.result()
+                tail = self._tail = check.future.result()
             except (Unavailable, StoreRefused, OffsetGone):
-                self.drop()  # Transient or not: the next round finds out, or else the watchdog does.
+                self.drop()  # If it is not transient, the next round or the watchdog reports it.
             else:
-                yield tail, look.started_s
+                yield tail, check.started_s
 
     def judge(self, found: RestoreEstimate, budget_s: float | None) -> bool:
-        """Compare an estimate with the budget; returns whether it has just gone beyond what a round can fix."""
+        """Compare an estimate with the budget. Return whether it has just exceeded what a round can fix."""
         before, self.outlook = self.outlook, outlook(found, budget_s)
         return self.outlook is RestoreOutlook.OUT_OF_REACH and before is not RestoreOutlook.OUT_OF_REACH
 
     def start_over(self) -> None:
-        """A round ended: the next look is due now, and starts from the manifest that is newest then."""
+        """Make a check due now, because a round ended. It starts from the manifest that is newest then."""
         self.drop()
         self._due_s = self._environment.clock()
 
     def drop(self) -> None:
-        """Forget the tail. A look under way is not waited for, and not taken in."""
-        self._tail = self._under_way = None
+        """Forget the tail, and ignore the check in flight."""
+        self._tail = self._in_flight = None
         if self.outlook is RestoreOutlook.ROUND_DUE:
             self.outlook = RestoreOutlook.IN_TIME
 
-    def _came_back(self, look: BackgroundTask[Tail]) -> None:
-        self._over.append(look)
+    def _on_end(self, check: BackgroundTask[Tail]) -> None:
+        self._over.append(check)
         self._ring()

@@ -17,8 +17,8 @@ from statelog.materializer.schedule import (
     RestoreOutlook,
     Speed,
     cause_of_round,
+    check_every_s,
     estimate,
-    look_every_s,
     outlook,
 )
 from statelog.materializer.settings import MaterializerSettings
@@ -193,7 +193,7 @@ def test_early_rounds_do_not_use_up_the_failures_that_are_tolerated(tmp_path: Pa
 
 def test_looks_are_never_so_frequent_that_they_are_all_that_is_done() -> None:
     """Often enough for the budget, the alarm and people; never more than twenty a second, whatever is asked for."""
-    every = [look_every_s(MaterializerSettings(restore_budget_s=budget_s)) for budget_s in (None, 60.0, 20.0, 1e-6)]
+    every = [check_every_s(MaterializerSettings(restore_budget_s=budget_s)) for budget_s in (None, 60.0, 20.0, 1e-6)]
     assert every == [30.0, 3.0, 1.0, 0.05]
 
 
