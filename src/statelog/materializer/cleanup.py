@@ -1,18 +1,18 @@
 """Cleanup after a round that won: drops manifests, truncates the topics, deletes files. Executes, never decides.
 
-`schemas.snapshot.retention` decides, over what the store holds. Everything here may be cut off anywhere, and the next
-winner continues it. A round is published beside the group offset for Kafka's lag tools, which shows whether another
-root published last.
+`schemas.snapshot.retention` decides, over what the store holds. A cleanup may be interrupted anywhere, and the next
+winner continues it. The round is also published with the group offset for Kafka's lag tools, which shows whether
+another root published last.
 
 Invariants:
 - Files and manifests to delete come from the listing taken before the put, never from a later one.
-- Nothing goes before the oldest kept snapshot was read back, nor while of two kept neighbours the newer one was not
-  built on the older one; with fewer manifests than the policy keeps, nothing is truncated.
-- Truncation follows manifests that were listed again after the put and read (`kept`), and the leases and subscriptions
-  that are listed after manifests were dropped; and only while directory and topics are still the log's.
-- A subscription that cannot be read holds everything. One that is over its cap is ended first, and what it held goes
-  with a later round.
-- Rounds on several threads may share what was verified: one that was given up may still run when the next one begins.
+- Nothing is deleted before the oldest retained snapshot was read back, nor while two retained neighbours are not
+  linked. With fewer manifests than the policy keeps, nothing is truncated.
+- Truncation follows the manifests that were listed again after the put and read (`kept`), and the leases and
+  subscriptions listed after manifests were dropped. Directory and topics must still be the log's.
+- An unreadable subscription holds everything. One that is over its cap is ended first; a later round truncates what it
+  held.
+- Rounds on several threads may share `VerifiedRuns`: one that was given up may still run when the next one begins.
 """
 
 import math
@@ -62,32 +62,33 @@ from statelog.store.run_reader import read_back
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CleanupPlan:
-    """What the winner of a slot will keep, and what it may remove. Decided before its put."""
+    """The files that the winner of a slot retains, and those that it may remove. Decided before its put."""
 
     kept: frozenset[int]
     dropped: tuple[int, ...]
     condemned: tuple[str, ...]
     truncates: bool
-    """Whether the materializer does; else Kafka deletes records, by their age."""
+    """Whether the materializer truncates; else Kafka deletes records, by their age."""
     subscriptions: StoredSubscriptions
-    """Those that there were. What may be truncated is decided by those that there are then."""
+    """The subscriptions before the put. Truncation is decided by those listed after it."""
     now_s: float
-    """The store's clock, or a little less, for all that is judged by its age: what reaches it only just now is left to
-    the next round."""
+    """The time by the store's clock, or a little less, by which ages are judged."""
 
 
 _MOST_BYTES = 32 << 20
 _SWEEP_EVERY_S = 3600.0
-"""A sweep lists everything there is, and what it looks for is a day old."""
+"""A sweep lists the whole store, for leftovers that are at least a day old."""
 
 
 class VerifiedRuns:
-    """What a process has read and verified: runs by path and sha256, and manifests by the listing's entry of their
-    file, up to 32 MiB of files; other manifests are read again.
+    """A cache of what a process has read and verified.
 
-    Runs are immutable, so one reading vouches for the content ever after. That a file is still there, with its size, is
-    asked of the store every time. `may_truncate` says that the right to delete records was proved, `swept_s` when the
-    store was swept, by its own clock.
+    Runs are cached by path and sha256: they are immutable, so one read verifies the content for good. Their presence
+    and size are checked every time. Manifests are cached by the listing's entry of their file, up to 32 MiB of files;
+    others are read again.
+
+    may_truncate  whether the right to delete records was proved
+    swept_s       when the store was swept, by its own clock
     """
 
     def __init__(self) -> None:
@@ -98,12 +99,12 @@ class VerifiedRuns:
         self._lock = threading.Lock()
 
     def add(self, runs: Iterable[RunRef]) -> None:
-        """Remember runs that were read back elsewhere."""
+        """Add runs that were read back elsewhere."""
         with self._lock:
             self._runs.update({run.path: run.sha256 for run in runs})
 
     def check(self, work: RoundWork, runs: Iterable[RunRef]) -> None:
-        """Raise CorruptRun unless every run is there and whole; StoreUnavailable if that cannot be checked."""
+        """Raise CorruptRun if a run is missing or damaged, StoreUnavailable if that cannot be checked."""
         store, unread = work.log.store, list[RunRef]()
         sizes = {info.path: info.size_bytes for info in store.list("runs/")}
         for run in runs:
@@ -127,7 +128,7 @@ class VerifiedRuns:
     def manifests(
         self, chain: ManifestChain, listed: Mapping[int, FileInfo], numbers: Collection[int]
     ) -> list[Manifest]:
-        """Those of `numbers` that are listed, ascending, but for those that a newer winner dropped meanwhile.
+        """Return the listed manifests among `numbers`, ascending, without those that a newer winner dropped meanwhile.
 
         Raises CorruptManifest, UnknownFormat, StoreUnavailable.
         """
@@ -143,7 +144,7 @@ class VerifiedRuns:
         return found
 
     def forget_all_but(self, kept: Collection[Manifest], numbers: Collection[int]) -> None:
-        """Forget the runs that no kept manifest names, and manifests of other numbers, so that memory does not grow."""
+        """Drop runs that no retained manifest names, and manifests of other numbers, so that memory does not grow."""
         paths = {run.path for manifest in kept for run in manifest.runs}
         with self._lock:
             self._runs = {path: digest for path, digest in self._runs.items() if path in paths}
@@ -164,11 +165,12 @@ def plan_cleanup(
     verified: VerifiedRuns,
     uploaded: Collection[str] = (),
 ) -> CleanupPlan:
-    """Decide from a listing of all files, those among them that this round has uploaded. Raises CorruptManifest,
-    StoreUnavailable.
+    """Decide from a listing of all files, which includes those that this round has `uploaded`.
+
+    Raises CorruptManifest, StoreUnavailable.
     """
     files = list(listing)
-    # The store has told its time with what was just written. Whatever is judged by an earlier time is younger.
+    # The files just written carry the store's time. An earlier time makes files look younger, which is safe.
     times_s = [info.modified_s for info in files if info.path in uploaded]
     now_s = max(times_s) if times_s else log.store.now_s()
     listed = {number: info for info in files if (number := MANIFESTS.number(info.path)) is not None}
@@ -208,8 +210,9 @@ def run_cleanup(
     verified: VerifiedRuns,
     listed: Mapping[int, FileInfo],
 ) -> Cleanup:
-    """Remove what `cleanup_plan` lets go; `listed` are the manifests after the put. Raises CorruptRun if a run of our
-    own manifest is damaged, Unavailable.
+    """Remove what `cleanup_plan` allows; `listed` are the manifests after the put.
+
+    Raises CorruptRun if a run of our own manifest is damaged, Unavailable.
     """
     log, environment = work.log, work.environment
     kept = verified.manifests(log.manifests, listed, cleanup_plan.kept)
@@ -222,7 +225,7 @@ def run_cleanup(
     capped = _end_over_cap(work, own, cleanup_plan, settings.subscriptions)
     environment.crash("after-cap")
     if cleanup_plan.dropped:
-        log.manifests.check_place()  # To verify may take an hour, and numbers come again in a log that is made anew.
+        log.manifests.check_place()  # Verifying may take an hour, and a re-created log uses the same numbers.
     for number in cleanup_plan.dropped:
         work.go_on()
         log.store.delete(MANIFESTS.path(number))
@@ -260,8 +263,9 @@ def run_cleanup(
 
 
 def aging_need(log: Log, own: Manifest, kept: Collection[Manifest], floor: Floor, now_s: float) -> AgingRecord | None:
-    """The oldest record that is needed from the floor up to `own`. What no commit lists yet is no need, nor is what a
-    person gave up: the log may end below it.
+    """Return the oldest record that is needed from the floor up to `own`.
+
+    Records that no commit lists yet do not count. Accepted losses do not, either: the log may end below one.
     """
     if log.retention_s is None:
         return None
@@ -278,7 +282,7 @@ def aging_need(log: Log, own: Manifest, kept: Collection[Manifest], floor: Floor
 
 
 def _check_readable(subscriptions: StoredSubscriptions) -> str:
-    """Why it is unknown what a reader still needs, or an empty string."""
+    """Return why the needs of a reader are unknown, or an empty string."""
     for one in subscriptions.unreadable:
         return (
             f"the subscription of reader {one.reader} cannot be read, so it holds everything; upgrade statelog, or"
@@ -290,7 +294,7 @@ def _check_readable(subscriptions: StoredSubscriptions) -> str:
 def _end_over_cap(
     work: RoundWork, own: Manifest, cleanup_plan: CleanupPlan, cap: SubscriptionCap
 ) -> tuple[CappedSubscription, ...]:
-    """End the subscriptions that are over the cap. One that its reader moved meanwhile goes on."""
+    """End the subscriptions that are over the cap. One that its reader moved meanwhile continues."""
     capped: list[CappedSubscription] = []
     now_s = cleanup_plan.now_s
     for reader, newest in newest_files(cleanup_plan.subscriptions.files).items():
@@ -301,13 +305,13 @@ def _end_over_cap(
 
 
 def _check_oldest(work: RoundWork, own: Manifest, kept: list[Manifest], verified: VerifiedRuns) -> str:
-    """Why the oldest kept snapshot cannot be relied on, or an empty string if it can.
+    """Return why the oldest retained snapshot is not reliable, or an empty string.
 
-    A run that our own manifest names, too, is damage; one that only an old manifest names may belong to a manifest
-    that a stalled process put into a slot cleaned up long before. Either way nothing is removed.
+    A missing run that our own manifest names, too, is damage. One that only an old manifest names may belong to a
+    manifest that a stalled process put into a slot cleaned up long before. Either way nothing is removed.
     """
     if not kept or kept[-1].nonce != own.nonce:
-        work.log.manifests.check_place()  # Or the log was made anew.
+        work.log.manifests.check_place()  # The log may have been re-created.
         return _OUTRUN
     try:
         verified.check(work, kept[0].runs)
@@ -322,10 +326,10 @@ def _check_oldest(work: RoundWork, own: Manifest, kept: list[Manifest], verified
 
 
 def check_links(links: Iterable[Manifest]) -> str:
-    """Why two kept neighbours do not belong to one chain, or an empty string if all do.
+    """Return why two retained neighbours do not belong to one chain, or an empty string if all do.
 
-    One of them is another directory's, or a stalled process put it into a slot that was free again; it goes in its
-    time, and until then it is unknown which of them decides what may be removed.
+    One of them comes from another directory, or a stalled process put it into a slot that was free again. Until
+    retention drops it, it is unknown which of them decides what may be removed.
     """
     for older, newer in pairwise(links):
         if newer.number == older.number + 1:
@@ -337,7 +341,7 @@ def check_links(links: Iterable[Manifest]) -> str:
 
 
 def _truncate(log: Log, floor: Floor, crash: CrashPoint) -> int:
-    """Truncate both topics to the floor; how many offsets went."""
+    """Truncate both topics to the floor. Return the number of offsets removed."""
     truncated = _truncate_topic(log, log.data_topic, floor.data)
     crash("after-truncate-data")
     truncated += _truncate_topic(log, log.ledger_topic, {0: floor.ledger})
@@ -351,6 +355,6 @@ def _truncate_topic(log: Log, topic: str, floor: Mapping[int, int]) -> int:
     before = {p: to for p, offset in floor.items() if (to := min(offset, there[p].end)) > there[p].start}
     if not before:
         return 0
-    log.verify_anew(ROUND)  # A name is all that a broker asks for, and since the round began it may be another log's.
+    log.verify_anew(ROUND)  # DeleteRecords goes by name, and since the round began it may be another log's.
     starts = log.kafka.delete_records(topic, before)
     return sum(start - there[p].start for p, start in starts.items())

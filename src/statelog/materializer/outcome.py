@@ -1,4 +1,4 @@
-"""The outcome of a round. Failures are exceptions; these are the three ways to end well."""
+"""The outcome of a round: the three ways to end well. Failures are exceptions."""
 
 from dataclasses import dataclass
 
@@ -7,7 +7,7 @@ from statelog.reading import AgingRecord
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CappedSubscription:
-    """A subscription that the round ended, and why: it was over the cap, and its reader will be told."""
+    """A subscription over the cap that the round ended, and why. Its reader gets an error."""
 
     reader: str
     reason: str
@@ -15,13 +15,15 @@ class CappedSubscription:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cleanup:
-    """What a winner removed. `held_back` says why it removed nothing, and is empty if nothing was in the way.
+    """The removals of a winner.
 
-    `records_truncated` counts offsets, of the data topic and the ledger. `records_left` are offsets of the data topic
-    between log start and log end afterwards; `records_overdue` those of them that lie below the truncation floor, which
-    is not 0 only if the broker did not truncate as it was asked. `held_by` names what the floor follows from.
-    `capped` are the subscriptions that were ended; the next round lets go what they held. `oldest_need` is the oldest
-    record that is still needed, where Kafka deletes records by their age; None elsewhere, and where nothing is needed.
+    records_truncated  offsets of the data topic and the ledger
+    records_left       offsets of the data topic between log start and log end afterwards
+    records_overdue    those of them below the truncation floor: 0 unless the broker did not truncate
+    held_by            names the reason of the floor
+    held_back          why nothing was removed, or empty
+    capped             the subscriptions that were ended; the next round truncates what they held
+    oldest_need        the oldest record that is still needed, where Kafka deletes records by age; else None
     """
 
     manifests_dropped: int = 0
@@ -37,15 +39,17 @@ class Cleanup:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CompletedRound:
-    """The round put manifest `number`.
+    """The round put manifest `number` at `position`.
 
-    It rolled up `commits` commits with `changes` changes into a delta of `rows` rows; `size_bytes` were uploaded for
-    the delta and for merges, and read back in `read_back_s`. To make the delta, `replayed_bytes` of record values were
-    replayed in `replay_s`. `runs_merged` runs went into others, the delta among them also where it
-    was merged before it was written. The snapshot's runs have `snapshot_bytes`. `behind`: the budget ended the round,
-    and there are commits left to roll up. `unpublished` says why the group offset for Kafka's lag tools could not be
-    published, and is empty if it was. `deletions` names the settings of the topics by which Kafka deletes what is
-    committed; writers refuse them, and it is empty if there are none, or they are waived.
+    commits, changes, rows    the commits rolled up, their changes, and the rows of the delta
+    size_bytes, read_back_s   uploaded for the delta and merges, and the time to read that back
+    replayed_bytes, replay_s  record values replayed for the delta, and the time that took
+    snapshot_bytes            the size of the snapshot's runs
+    runs_merged               runs merged into others, with a delta that was merged before it was written
+    behind                    whether the budget ended the round with commits left to roll up
+    unpublished               why the group offset for Kafka's lag tools was not published, or empty
+    deletions                 the topic settings by which Kafka deletes committed records, unless they are waived.
+                              Writers refuse them
     """
 
     number: int
@@ -68,7 +72,7 @@ class CompletedRound:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SkippedRound:
-    """There was nothing new beyond `position`, that of manifest `number` (0: none yet). `deletions`: as in another."""
+    """Nothing was new beyond `position`, that of manifest `number` (0: none yet). `deletions`: see CompletedRound."""
 
     number: int
     position: int
@@ -77,7 +81,7 @@ class SkippedRound:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LostRound:
-    """Another materializer put `number`, or a newer one, first. Nothing of this round counts, and nothing is lost."""
+    """Another materializer put manifest `number` or a newer one first. This round has no effect; nothing is lost."""
 
     number: int
 

@@ -1,8 +1,8 @@
-"""What a round publishes beside the group offset, for Kafka's lag tools: it shows whether another root published last.
+"""The publication of a round, stored with the group offset for Kafka's lag tools. It shows which root published last.
 
 Invariants:
-- What was published only ever holds cleanup back: where it is missing, or cannot be read, the round goes on. A round
-  that holds back does not publish: the other root's publication stands until a person claims this one.
+- A publication can only hold cleanup back: if it is missing or unreadable, the round continues.
+- A round that holds cleanup back does not publish: the other root's publication remains until a person claims this one.
 """
 
 from collections.abc import Mapping
@@ -18,10 +18,10 @@ from statelog.store.port import FileInfo
 
 
 def claim_root(log: Log) -> None:
-    """From now on the root of this `log` is the log's: materializers on a copy of it, or on the one that it was copied
-    from, truncate no more. Stop them first: a round that is under way there may still truncate.
+    """Claim the log for the root of this `log`: materializers on any other copy of the root stop truncating.
 
-    Raises ConfigError without the right to, Damaged, Unavailable.
+    Stop them first: a round in flight there may still truncate. Raises ConfigError if rights are missing, Damaged,
+    Unavailable.
     """
     check_log(log)
     log.verify(ROUND)
@@ -29,7 +29,7 @@ def claim_root(log: Log) -> None:
 
 
 def publish(log: Log, manifest: Manifest) -> str:
-    """Publish a manifest and its position; why that failed, or an empty string."""
+    """Publish a manifest and its position. Return why that failed, or an empty string."""
     try:
         _publish(log, manifest)
     except StatelogError as error:
@@ -38,18 +38,21 @@ def publish(log: Log, manifest: Manifest) -> str:
 
 
 def published(log: Log) -> Publication | None:
-    """What a round published last, of this root or another one, as far as that can be known."""
+    """Return the last publication, of this root or another one; None if it is missing or unreadable."""
     try:
         return Publication.from_text(log.kafka.published(_group(log), log.ledger_topic, 0))
     except StatelogError:
-        return None  # A right that is missing, say: to publish fails, too, and says why.
+        return None  # For example a missing right: publishing then fails, too, and reports why.
 
 
 def other_root(
     log: Log, own: Manifest, found: Publication | None, listed: Mapping[int, FileInfo], verified: VerifiedRuns
 ) -> str:
-    """Why another root than this one may be the log's, or an empty string. `own` was just put; `found` was published
-    before the manifests were `listed`, or what it names may be missing there.
+    """Return why another root than this one may be the log's, or an empty string.
+
+    own     the manifest that was just put
+    found   the last publication, read before `listed`: else its manifest could be missing there
+    listed  the manifests
     """
     if found is None:
         return ""
@@ -60,14 +63,14 @@ def other_root(
 def _in_chain(
     log: Log, own: Manifest, verified: VerifiedRuns, listed: Mapping[int, FileInfo], number: int
 ) -> Manifest | None:
-    """The manifest of this number in the chain of `own`; None if it is gone, or below `own` and the next shows no link.
+    """Return the manifest of this number in the chain of `own`; None if it is missing or not linked to the next one.
 
-    A round that slept may have taken a slot that was cleaned up long ago. What it put belongs to no chain, and its
-    number may be the one that another round, which slept as long, publishes last.
+    A round that stalled may have put its manifest into a slot that was cleaned up long ago. Such a manifest belongs to
+    no chain, but another round that stalled as long may publish the same number last.
     """
     known = {one.number: one for one in verified.manifests(log.manifests, listed, {number, number + 1})}
     there, following = known.get(number), known.get(number + 1)
-    if there is None or number >= own.number:  # No slot from ours on was cleaned up.
+    if there is None or number >= own.number:  # Slots from ours on were never cleaned up.
         return there
     is_linked = following is not None and following.previous_sha256 == there.sha256
     return there if is_linked else None

@@ -4,15 +4,16 @@
 may run at once, on any machines, stalled for any time: the slot of the next manifest has one winner.
 
 Invariants:
-- The newest manifest is read first, and everything follows from it. Only the put of the next one makes a difference.
-- Whatever a manifest names was uploaded and read back before its put.
-- A loser deletes nothing, and nothing that it uploaded is ever used. A round that fails between its upload and its put
-  takes back its own.
-- What is missing is believed only while the manifest that needs it is still the newest (else the round is lost), and
+- The newest manifest is read first, and everything follows from it. Only the put of the next one has an effect.
+- Every file that a manifest names was uploaded and read back before its put.
+- A loser deletes nothing, and its uploads are never used. A round that fails between its upload and its put deletes its
+  own uploads.
+- A missing file is an error only while the manifest that names it is still the newest; else the round is lost. It is
   damage only while the directory is the log's.
-- No round refuses settings by which Kafka deletes what is committed: its snapshot saves that. The outcome names them.
+- No round refuses topic settings by which Kafka deletes committed records: its snapshot saves those. The outcome names
+  the settings.
 - The budget never ends a round between a loss and the ledger record with which a person accepted it.
-- A round that was given up stops at its next step, unless that lies after the put: then it counts, and is finished.
+- A round that was given up ends at its next step before the put. After the put it counts, and is finished.
 """
 
 import sys
@@ -58,24 +59,24 @@ from statelog.schemas.snapshot.run_ref import Cuts, RunRef
 from statelog.schemas.topic_policy import ROLLING_UP, ROUND
 
 QUIET_RECORDS = 1000
-"""So many ledger records without a commit are rolled up all the same, so that a quiet ledger is truncated, too."""
+"""So many ledger records without a commit make a round, so that a quiet ledger is truncated, too."""
 
 CRASH_POINTS = (
     "after-newest",  # the newest manifest was read, nothing written
     "after-fold",  # the target and its commits are known
-    "after-delta",  # the delta run lies in the scratch directory
-    "after-merge",  # so do merged runs
-    "after-upload",  # the new runs lie in the store, and were read back
-    "after-list",  # what will be removed is decided
-    "after-put",  # the manifest exists; we do not know yet whether it counts
-    "after-win",  # we know
-    "after-check",  # the oldest kept snapshot was verified
+    "after-delta",  # the delta run is in the scratch directory
+    "after-merge",  # merged runs are, too
+    "after-upload",  # the new runs are in the store, and were read back
+    "after-list",  # the files to remove are decided
+    "after-put",  # the manifest exists; it is unknown whether it counts
+    "after-win",  # it counts
+    "after-check",  # the oldest retained snapshot was verified
     "after-cap",  # subscriptions over their cap were ended
-    "after-drop",  # old manifests are gone
+    "after-drop",  # old manifests are deleted
     "after-truncate-data",
     "after-truncate-ledger",
-    "after-delete",  # files that no manifest names are gone
-    "after-publish",  # the group offset is published, unless it cannot be
+    "after-delete",  # files that no manifest names are deleted
+    "after-publish",  # the group offset is published, unless that failed
 )
 """The names that `Environment.crash` is called with, in order: one between every two steps."""
 
@@ -85,10 +86,10 @@ _BEFORE_PUT = frozenset(CRASH_POINTS[: CRASH_POINTS.index("after-put")])
 def run_round(
     log: Log, settings: MaterializerSettings | None = None, *, make_engine: EngineMaker = LocalEngine
 ) -> RoundOutcome:
-    """Run one round to its end, under any scheduler of your own.
+    """Run one round to its end, for a scheduler of your own.
 
-    What the round could not do beside its snapshot is in the outcome, and a log line of `statelog.materializer`.
-    `make_engine` makes who writes the runs: this process, unless another engine is given.
+    The outcome, and a log line of `statelog.materializer`, name what the round could not do besides its snapshot.
+    `make_engine` makes the engine that writes the runs, by default threads of this process.
 
     Raises Damaged (DataLoss, Corrupt, UnknownFormat), UnsafeTopic, IdentityChanged, ConfigError for the scratch
     directory, Unavailable.
@@ -107,7 +108,7 @@ def run_round(
 
 
 class Delta(NamedTuple):
-    """What runs with what is new cover, those runs, and the changes and bytes that were read to make them."""
+    """The new runs of a round, what they cover, and the changes and bytes that were read to make them."""
 
     output: TaskOutput
     written: Written = Written(runs=(), seconds=0.0)
@@ -116,11 +117,12 @@ class Delta(NamedTuple):
 
 
 class Round:
-    """One round, for the daemon and for tests; `LogCopy` is one that takes its changes from elsewhere.
+    """One round, for the daemon and for tests; `LogCopy` is one that takes its changes from another log.
 
-    `verified` is what a process keeps from round to round. `make_engine` makes who writes the runs. `beside` merges
-    what is too large for a round; without it, that is merged here. `is_given_up` is asked between steps and between
-    tables; once it returns true before the put, the round ends.
+    verified     what a process has verified in earlier rounds
+    make_engine  makes the engine that writes the runs
+    beside       does merges that are too large for a round; without it, the round does them
+    is_given_up  is called between steps and between tables; once it returns true before the put, the round ends
     """
 
     def __init__(
@@ -149,23 +151,23 @@ class Round:
         self._merging: Merging
 
     def run(self) -> RoundOutcome:
-        """Run it to its end, once. Raises what `run_round` names, and RoundGivenUp."""
+        """Run the round to its end, once. Raises the errors of `run_round`, and RoundGivenUp."""
         try:
             with self._environment.step("round", self._log.name):
                 return self._roll_up_newest()
         except Damaged:
-            self._log.manifests.check_place()  # In another directory, all that the log needs is missing.
+            self._log.manifests.check_place()  # Another directory would lack all files that the log needs.
             raise
 
-    # ---- the steps' gaps, where a test may end a round, and where one that was given up ends
+    # ---- between steps, where a round that was given up ends
 
     def _passed(self, point: str) -> None:
-        """A step is done. Raises RoundGivenUp before the put, and whatever the environment's `crash` raises."""
+        """Mark a step as done. Raises RoundGivenUp before the put, and the errors of the environment's `crash`."""
         self._environment.crash(point)
         self._go_on(is_put=point not in _BEFORE_PUT)
 
     def _go_on(self, *, is_put: bool = False) -> None:
-        """Tell whoever may give the round up that it goes on. Raises RoundGivenUp if that was done before its put."""
+        """Report progress. Raises RoundGivenUp if the round was given up before its put."""
         if self._is_given_up() and not is_put:
             raise RoundGivenUp("the round was given up before its put")
 
@@ -189,14 +191,14 @@ class Round:
             if isinstance(error, OffsetGone):
                 raise
             raise DataLoss(
-                f"files that the newest manifest names are gone: {error.message}",
+                f"files that the newest manifest names are missing: {error.message}",
                 hint="Restore them from a copy of the store, or recover an older snapshot",
                 manifest=self._number,
                 **error.facts,
             ) from error
 
     def _check_may_truncate(self) -> None:
-        """Raise ConfigError if records cannot be deleted, and Kafka does not do it, either."""
+        """Raise ConfigError if records cannot be deleted, and Kafka does not delete them by age."""
         try:
             self._log.verify(ROLLING_UP)
             if not self._verified.may_truncate:
@@ -223,32 +225,32 @@ class Round:
         return self._roll_up_to(again)
 
     def _other_target(self, error: Damaged, target: RoundTarget, end_position: int) -> RoundTarget | None:
-        """The target to try once this one has failed; None if nothing speaks for one."""
-        farther = self._past_acceptances(target)
-        if farther is None and isinstance(error, OffsetGone) and target.before:
-            # What is only read to be compared may be truncated since, where the cleanup of our base was late.
+        """Return the target to try after this one has failed; None if there is none."""
+        beyond = self._past_acceptances(target)
+        if beyond is None and isinstance(error, OffsetGone) and target.before:
+            # The records read only for comparison may be truncated since, if the cleanup of our base was late.
             return replace(self._choose_target(end_position), before={})
-        return farther
+        return beyond
 
     def _is_renewal_due(self) -> bool:
-        """Whether a manifest without news is due, because Kafka deletes by age what the kept ones would need."""
+        """Return whether a manifest without news is due, because Kafka deletes by age what the retained ones need."""
         retention_s, base = self._log.retention_s, self._base
         if retention_s is None or base is None:
             return retention_s is not None
-        # A manifest from a time to come was made by a clock that was ahead.
+        # A manifest from the future was made by a clock that was ahead.
         return not 0 <= self._environment.wall_clock() - base.created_s < retention_s * RENEW_SHARE
 
     def _past_acceptances(self, target: RoundTarget) -> RoundTarget | None:
-        """The target without a budget, if a person accepted losses between the target and the ledger's end.
+        """Return the target without a budget, if a person accepted losses between the target and the ledger's end.
 
-        A snapshot knows of losses that were accepted below its position only. So one that the budget ends between a
-        lost change set and its acceptance can never be made.
+        A snapshot knows only of losses accepted below its position. So no snapshot can end between a lost change set
+        and its acceptance.
         """
         if not target.behind:
             return None
         everything = replace(self._settings, budget_bytes=sys.maxsize, budget_commits=sys.maxsize)
-        farther = choose_target(self._log, self._base, everything, self._log.ledger.end())
-        return None if farther.state.accepted == target.state.accepted else farther
+        beyond = choose_target(self._log, self._base, everything, self._log.ledger.end())
+        return None if beyond.state.accepted == target.state.accepted else beyond
 
     # ---- the next manifest
 
@@ -270,7 +272,7 @@ class Round:
     def _publish_next(self, target: RoundTarget) -> CompletedRound | LostRound:
         """Write, upload, read back, put, and clean up if the slot is won."""
         check_data(self._log, self._base, target)
-        with undone_by_errors(self._take_back):  # An engine may upload what it writes at once.
+        with undone_by_errors(self._take_back):  # An engine may upload runs as it writes them.
             delta = self._write_delta(target)
             self._passed("after-delta")
             self._runs, merged = self._merging.merge(self._runs, delta.output)
@@ -312,11 +314,11 @@ class Round:
     def _has_news(self, target: RoundTarget) -> bool:
         since = self._base.position if self._base else 0
         is_long = target.position - since >= QUIET_RECORDS
-        is_merged = self._beside is not None and self._beside.is_over  # It waits for a manifest that names it.
+        is_merged = self._beside is not None and self._beside.is_over  # Its result waits for a manifest.
         return bool(target.commits) or is_long or is_merged or self._is_renewal_due()
 
     def _output(self, target: RoundTarget) -> TaskOutput:
-        """What the delta covers. The schema is asked for after the target: it is stored before a chunk that uses it."""
+        """Return what the delta covers. Read the schema after the target: it is stored before a chunk that uses it."""
         return TaskOutput(
             start_position=self._runs[-1].end_position if self._runs else 0,
             end_position=target.position,
@@ -328,7 +330,7 @@ class Round:
         )
 
     def _write_delta(self, target: RoundTarget) -> Delta:
-        """Write what was committed, unless no change set was."""
+        """Write the committed change sets, if there are any."""
         partitions = range(self._log.descriptor.partitions)
         plan = plan_replay(target.commits, partitions, target.state.accepted, target.before)
         output = self._output(target)
@@ -338,34 +340,35 @@ class Round:
         return Delta(output, written, plan.changes, plan.size_bytes)
 
     def _publish_runs(self) -> Written | LostRound:
-        """See that all runs are in the store. No manifest names them yet: what did not arrive is written again."""
+        """Upload all new runs. No manifest names them yet, so one that does not arrive whole is written again."""
         try:
             return self._merging.publish(self._runs)
         except (CorruptRun, NotFound) as error:
             newest = self._newest_number()
             if newest > self._number:
-                return LostRound(number=newest)  # And its winner cleaned up.
+                return LostRound(number=newest)  # Its winner cleaned up.
             raise not_whole(error) from error
 
     def _take_back(self) -> None:
-        """Delete what was uploaded in vain, which else takes the room that the next round needs. Not once a manifest
-        may name it: a put that failed may still take effect.
+        """Delete the uploads of a failed round, to make room for the next. Do nothing once a put was tried: one that
+        failed may still take effect.
         """
         if self._may_be_put:
             return
-        with suppress(StatelogError):  # What is left is a later winner's to delete.
+        with suppress(StatelogError):  # A later winner deletes the rest.
             for path in chain(self._new_paths, self._merging.uploaded()):
                 self._log.store.delete(path)
 
     @property
     def _new_paths(self) -> set[str]:
-        """Of the runs that no manifest names yet."""
+        """The paths of the runs that no manifest names yet."""
         named = self._base.runs if self._base else ()
         return {run.path for run in self._runs} - {run.path for run in named}
 
     def _put(self, target: RoundTarget, read: Mapping[int, LastRecord]) -> tuple[Manifest, CleanupPlan] | LostRound:
-        """List all files, put the next manifest, and list again. Our manifest, if it won, and what that lets go. `read`
-        are the last records that were read of data partitions.
+        """List all files, put the next manifest, and list again. Return it, if it won, and the plan of its cleanup.
+
+        `read`: the last record that was read, by data partition.
         """
         anchors = self._log.evidence.take_anchors(target.state, self._base, read)
         listing = list(self._log.store.list())
@@ -373,7 +376,7 @@ class Round:
             self._log.manifests.check_place()
         newest = max((MANIFESTS.number(info.path) or 0 for info in listing), default=0)
         if newest > self._number:
-            return LostRound(number=newest)  # Its slot may be free again, and then its manifest names what is gone.
+            return LostRound(number=newest)  # Our slot may be free again, but files that we would name are deleted.
         own = next_manifest(
             self._base,
             nonce=self._environment.nonce(),
@@ -392,7 +395,7 @@ class Round:
         self._passed("after-put")
         newest = self._newest_number()
         if newest > own.number:
-            # We stalled so long that our slot was cleaned up, and the put found it free again: it is void.
+            # We stalled until our slot was cleaned up, and the put found it free again: our manifest is void.
             return LostRound(number=newest)
         self._passed("after-win")
         return own, cleanup_plan
@@ -401,9 +404,11 @@ class Round:
         return max(self._log.manifests.numbers(), default=0)
 
     def _clean_up(self, own: Manifest, cleanup_plan: CleanupPlan) -> tuple[Cleanup, str]:
-        """What went, and why the round could not be published. Neither is done while another root may be the log's."""
+        """Clean up and publish, unless another root may be the log's. Return what was removed, and why publishing
+        failed.
+        """
         last = published(self._log)
-        listed = self._log.manifests.listed()  # Only now: what was published may be of a manifest put a moment ago.
+        listed = self._log.manifests.listed()  # After `published`, which may name a manifest put a moment ago.
         other = other_root(self._log, own, last, listed, self._verified)
         if other:
             return Cleanup(held_back=other), ""

@@ -1,17 +1,18 @@
-"""The target of a round: the ledger position up to which it rolls up, and the commits below it; and whether the log
-still has what the round needs.
+"""The target of a round: the ledger position up to which it rolls up, and the commits below it.
 
-A manifest's state must be the fold exactly at its position. Where the budget ends before the ledger, it is folded once
-more, from the newest manifest up to the last commit within the budget.
+The checks that the log still has the records that the round needs are here, too.
+
+A manifest's state must be the fold exactly at its position. If the budget ends before the ledger, the ledger is folded
+again, from the newest manifest up to the last commit within the budget.
 
 Invariants:
-- The ends of ledger and partitions are asked for once. The target is at most the ledger's, and at least the first
+- The ends of ledger and partitions are read once. The target is at most the ledger's end, and at least the first
   commit's next offset.
 - The state is the fold of every ledger record below the target, and of none at or above it.
-- Before anything is read, for the ledger and every data partition: log start <= what replay needs <= log end, and every
-  anchor that still exists is the same record; where the replay begins right behind one, that compares it. Offsets whose
-  loss a person accepted count as there. A log start that is too high is OffsetGone, and the round asks for the newest
-  manifest again before it believes that.
+- Before anything is read, the ledger and every data partition are checked: log start <= what replay needs <= log end,
+  and every anchor that still exists is the same record. A replay that begins right after an anchor compares it.
+- Offsets whose loss a person accepted count as present. A log start that is too high is OffsetGone, and the round
+  re-reads the newest manifest before it reports that.
 """
 
 from collections.abc import Iterable, Mapping
@@ -33,10 +34,10 @@ from statelog.schemas.snapshot.manifest import Manifest
 class RoundTarget:
     """The folded ledger at the round's position, and the valid commits since the manifest before it.
 
-    `behind` says whether commits are left below where the ledger ended. `there` are log start and log end of the data
-    partitions, asked for once the ledger was folded to that end. `before` are the anchors right below the first offset
-    that is read of their partition: that read compares them, too, because one of its own fetches all that follows, and
-    throws it away.
+    behind  whether commits are left below the ledger's end
+    there   log start and log end of the data partitions, read after the ledger was folded to its end
+    before  the anchors right below the first offset read, by partition. The replay compares these, because a separate
+            read would fetch everything that follows, too
     """
 
     state: LedgerState
@@ -52,7 +53,7 @@ class RoundTarget:
 
 
 def choose_target(log: Log, newest: Manifest | None, settings: MaterializerSettings, end_position: int) -> RoundTarget:
-    """Fold the ledger from the newest manifest on, up to its end or to where the budget ends.
+    """Fold the ledger from the newest manifest up to its end, or to the last commit within the budget.
 
     Raises OffsetGone, BeyondEnd, AnchorMismatch, CorruptLedger, UnknownFormat, BrokerUnavailable.
     """
@@ -79,14 +80,14 @@ def choose_target(log: Log, newest: Manifest | None, settings: MaterializerSetti
 def _within_budget(
     commits: Iterable[ValidCommit], settings: MaterializerSettings
 ) -> tuple[list[CommitContents], int | None]:
-    """Return the commits that the budget allows, and the offset of the first of the others, if there are any."""
+    """Return the commits within the budget, and the offset of the first commit beyond it, if there is one."""
     taken: list[CommitContents] = []
     left_bytes, last_offset = settings.budget_bytes, -1
     for found in commits:
-        # Its own record, too: metadata is held for all commits of a round, and may be 16 MiB each.
+        # The record itself counts, too: metadata is held for all commits of a round, and may be 16 MiB each.
         contents = found.contents
         size_bytes = len(found.commit.body) + contents.size_bytes
-        is_other = found.offset != last_offset  # Those of one record are taken together.
+        is_other = found.offset != last_offset  # The commits of one record are taken together.
         if taken and is_other and (size_bytes > left_bytes or len(taken) >= settings.budget_commits):
             return taken, found.offset
         left_bytes -= size_bytes
@@ -96,7 +97,10 @@ def _within_budget(
 
 
 def check_ledger(log: Log, newest: Manifest | None) -> int:
-    """Before the ledger is folded; returns its end. Raises OffsetGone, BeyondEnd, AnchorMismatch, BrokerUnavailable."""
+    """Check the ledger before it is folded, and return its end.
+
+    Raises OffsetGone, BeyondEnd, AnchorMismatch, BrokerUnavailable.
+    """
     needed = newest.position if newest else 0
     there = log.kafka.offsets(log.ledger_topic, [0], at_least={0: needed})[0]
     _check(log.ledger_topic, 0, needed, there, ())
@@ -119,12 +123,15 @@ def _read_before(newest: Manifest | None, target: RoundTarget) -> dict[int, Last
 
 
 def check_data(log: Log, newest: Manifest | None, target: RoundTarget) -> None:
-    """Before data is read, by what was accepted up to `target`. Raises as `check_ledger`."""
+    """Check the data partitions before they are read, except for losses accepted up to `target`.
+
+    Raises the errors of `check_ledger`.
+    """
     needed, accepted = newest.next_offsets if newest else {}, target.state.accepted
     first = _first_listed(target) if log.retention_s is not None else None
     for partition, held in target.there.items():
         end = needed.get(partition, 0)
-        # Where Kafka deletes by age, it deletes what no commit lists, too: nobody misses that.
+        # Where Kafka deletes by age, it also deletes chunks that no commit lists, which nothing needs.
         is_unlisted = first is not None and first.get(partition, held.start) >= held.start > end
         _check(log.data_topic, partition, held.start if is_unlisted else end, held, accepted)
     others = [partition for partition in range(log.descriptor.partitions) if partition not in target.before]
@@ -132,7 +139,7 @@ def check_data(log: Log, newest: Manifest | None, target: RoundTarget) -> None:
 
 
 def _first_listed(target: RoundTarget) -> dict[int, int]:
-    """The lowest offset that a commit of the target lists, by partition."""
+    """Return the lowest offset that a commit of the target lists, by partition."""
     first: dict[int, int] = {}
     for entry in (entry for contents in target.commits for handle in contents.handles for entry in handle.entries):
         first[entry.partition] = min(entry.first_offset, first.get(entry.partition, entry.first_offset))
