@@ -1,22 +1,22 @@
 """`copy_log`: copies a log into a new one, on another cluster or below another root; `finish_copy` opens the copy.
 
-    copy_log(log, "visits", there)                  # again and again: each time what is new
+    copy_log(log, "visits", there)                  # repeatedly: each call copies what is new
     copy_log(log, "visits", there, finish=True)     # the writers are fenced: from now on the copy is a log
 
-A copy is a round of the new log whose changes come from another one: the first has the whole state, a later one what
-was committed since, or the whole state again where that was truncated. `docs/move.md` numbers the steps, and
-says what a crash after each leaves behind. The history below the copied position stays behind.
+A copy is a round of the new log whose changes come from the source. The first copies the whole state, a later one what
+was committed since, or the whole state again where that was truncated. `docs/move.md` numbers the steps, and says what
+a crash after each leaves behind. The history below the copied position is not copied.
 
 Invariants:
-- Until a copy is finished its ledger ends with a Restart that every fold from its newest manifest stops at: so nobody
-  reads or writes what is not whole, and no commit is lost to the next manifest. One put opens it.
+- Until a copy is finished its ledger ends with a Restart at which every fold from its newest manifest stops. So nobody
+  reads or writes a partial copy, and no commit is lost to the next manifest. One put opens it.
 - A Restart names the position two above the manifest that its round began with. The slot of the next manifest has one
-  winner, and whoever finishes goes on at or above that position: so a Restart of a round that slept closes nothing.
-- State, writers' progress, and the place in the other ledger stand in one manifest: they are of one moment.
-- The place is compared before what is new is read: of a log that lost what the copy has nothing is copied, and its
+  winner, and a finishing copy continues at or above that position. So a Restart of a stalled round closes nothing.
+- One manifest holds the state, the writers' progress, and the place in the source's ledger.
+- The place is compared before new changes are read. If the source lost what the copy has, nothing is copied, and the
   loss is reported.
-- A finishing copy opens every partition of the log before it plans, so what it copies is all that was committed. It
-  looks for a later Open right before its put, and behind it.
+- A finishing copy opens every partition of the source before it plans, so it copies everything committed. It checks
+  for a later Open right before its put, and again after it.
 """
 
 import logging
@@ -69,22 +69,27 @@ _THREAD = "statelog-copy"
 _ALL = range(MAX_KEY_GROUPS)
 
 CRASH_POINTS = (
-    "after-create",  # the new log is there, and closed
-    "after-fence",  # the log's writers are fenced, if this run finishes
-    "after-plan",  # what to copy is known, and held
-    "after-close",  # the Restart of this round is there
-    "after-verify",  # both states have one digest
+    "after-create",  # the new log exists, and is closed
+    "after-fence",  # the source's writers are fenced, if this run finishes
+    "after-plan",  # the source is planned, and held by a lease
+    "after-close",  # the Restart of this round is in the ledger
+    "after-verify",  # both states have the same digest
 )
-"""What `Environment.crash` is called with beside a round's names."""
+"""The names that `Environment.crash` is called with, in addition to a round's."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Copied:
-    """What a copy did. It has all that was committed below `source_position` of the log, at its own `position`.
+    """The result of a copy.
 
-    `changes` were read of the log: with `is_whole` all of its state, else what is new since the copy before. `rows` and
-    `size_bytes` were written. `verified_rows` is how many rows both states have, None if they were not compared.
-    `writers` is how many writers' progress it has.
+    source_position  the copy has everything committed below this position of the source
+    position         the copy's own position
+    is_whole         whether the whole state was read, else the changes since the copy before
+    is_finished      whether the copy is open
+    changes          read from the source
+    rows             written to the copy, as `size_bytes`
+    verified_rows    rows of each of the two states, None if they were not compared
+    writers          how many writers' progress was copied
     """
 
     source_position: int
@@ -111,18 +116,19 @@ def copy_log(
     settings: MaterializerSettings | None = None,
     on_progress: Callable[[float], object] = lambda _: None,
 ) -> Copied:
-    """Copy what is committed now into the log `name`, which is made if it is not there, and is closed until `finish`.
+    """Copy what is committed now into the log `name`, which is created if it does not exist, and is closed until
+    `finish`. Another call resumes where the last one ended or was killed.
 
-    Run again, it goes on where it ended, or died. With `verify` both whole states are read and compared before the copy
-    counts. `on_progress` is called with the share of the changes that was read. `finish` fences the writers of the
-    source, which takes the right to write its ledger: they go on in the copy, each with its last checkpoint, metadata
-    and meta records. A source that `is_alone` is one of `open_snapshots`: its newest snapshot is copied, and nothing is
-    asked of its cluster.
-    `truncation` and `retention_days` are those of `LogOptions`, for the new log.
+    finish          fence the source's writers, which takes the right to write its ledger. They continue in the copy,
+                    each with its last checkpoint, metadata and meta records
+    verify          read and compare both whole states before the put
+    is_alone        the source is one of `open_snapshots`: copy its newest snapshot, without asking its cluster
+    truncation      as in `LogOptions`, for the new log; so is `retention_days`
+    on_progress     is called with the share of the changes that was read
 
-    Raises AlreadyExists for a log that is no copy, or one that is finished; IdentityChanged for a copy of another log;
-    LogInUse if somebody opened the source behind the fence, or it moved on too far before both were compared, or
-    another copy was faster; ConfigError, OutcomeUnknown, Damaged, Unavailable.
+    Raises AlreadyExists for a log that is no copy, or a finished one. Raises IdentityChanged for a copy of another log.
+    Raises LogInUse if another writer opened the source after the fence, if rounds of the source were faster than the
+    comparison, or if another copy was faster. Raises ConfigError, OutcomeUnknown, Damaged, Unavailable.
     """
     options = replace(_options_of(source), truncation=truncation, retention_days=retention_days)
     with _opened(name, where, options, _reason(source.name, name)) as log:
@@ -132,7 +138,7 @@ def copy_log(
 
 
 def _opened(name: str, where: Where, options: LogOptions, reason: str) -> Log:
-    """The log that is copied into; made if it is not there, by this copy or by another one at the same moment."""
+    """Return the log that is copied into. Create it if it does not exist; a concurrent copy may create it first."""
     with suppress(NotFound):
         return Log.open(name, where)
     try:
@@ -144,7 +150,7 @@ def _opened(name: str, where: Where, options: LogOptions, reason: str) -> Log:
 
 
 def _create_closed(name: str, where: Where, options: LogOptions, reason: str) -> Log:
-    """A new log whose ledger begins with a Restart: behind it nothing counts that was folded from the first record."""
+    """Return a new log whose ledger begins with a Restart, which voids what follows for a fold from the beginning."""
     mark = partial(Restart, position=1, reason=reason, operator=COPIER)
     with opened_ports(name, where) as ports:
         made = make_log(ports, name, options, where.replication_factor, mark)
@@ -152,10 +158,10 @@ def _create_closed(name: str, where: Where, options: LogOptions, reason: str) ->
 
 
 def finish_copy(source: str, name: str, where: Where, *, settings: MaterializerSettings | None = None) -> Copied:
-    """Open a copy of the log `source` as it was copied last, for when that is gone: what was committed there since is
-    not in it.
+    """Open a copy of the log `source` as it was copied last, for when the source is lost.
 
-    Raises NotFound if nothing was copied yet, ConfigError for a copy of another log, and what `copy_log` names.
+    Later commits of the source are not in it. Raises NotFound if nothing was copied yet, ConfigError for a copy of
+    another log, and what `copy_log` names.
     """
     with Log.open(name, where) as log:
         newest = log.manifests.newest()
@@ -166,7 +172,7 @@ def finish_copy(source: str, name: str, where: Where, *, settings: MaterializerS
 
 
 class LogCopy(Round):
-    """One round of a copy. Without a `source` it only finishes what was copied."""
+    """One round of a copy. Without a `source` it only finishes the copy."""
 
     def __init__(
         self,
@@ -188,12 +194,12 @@ class LogCopy(Round):
         self._origin: Origin | None = None
         self._plan: Plan | None = None
         self._fence: int | None = None
-        """The epoch in which this copy owns all partitions of the source, so that nobody else commits."""
+        """The epoch in which this copy owns all partitions of the source, so that no other writer commits."""
         self._held = ExitStack()
         self._verified_rows: int | None = None
 
     def copy(self) -> Copied:
-        """Run it to its end, once. Raises what `copy_log` names."""
+        """Run the copy to its end, once. Raises the errors of `copy_log`."""
         self._environment.crash("after-create")
         with self._held:
             self._origin = self._copied_so_far(self._log.manifests.newest())
@@ -211,7 +217,7 @@ class LogCopy(Round):
         newest = self._log.manifests.newest()
         assert newest is not None, "a round that did not lose leaves a manifest"
         origin = Origin.of(newest.state)
-        assert origin is not None, "that says of what it is a copy"
+        assert origin is not None, "a copy's manifest names its source"
         return Copied(
             source_position=origin.place.position,
             position=outcome.position,
@@ -231,10 +237,10 @@ class LogCopy(Round):
         if origin != self._origin:
             raise self._overtaken()
         if self._source is None or plan is None:
-            assert origin is not None, "somebody copied something"
+            assert origin is not None, "without a source there is an earlier copy"
             return self._target(origin, end_position)
         if origin is not None and plan.position == origin.place.position and not self._finishes:
-            assert self._base is not None, "an origin stands in a manifest"
+            assert self._base is not None, "an origin is part of a manifest"
             return self._at(self._base.state)
         self._copy_schemas(self._source)
         descriptor = self._source.descriptor
@@ -242,14 +248,14 @@ class LogCopy(Round):
         return self._target(copied, end_position)
 
     def _overtaken(self) -> LogInUse:
-        hint = "Run it again once that one has ended"
+        hint = "Run the copy again once the other one has ended"
         return LogInUse("another copy into this log was faster", log=self._log.name, hint=hint)
 
     def _has_news(self, target: RoundTarget) -> bool:
         return self._base is None or target.position > self._base.position
 
     def _copied_so_far(self, newest: Manifest | None) -> Origin | None:
-        """What was copied so far. Raises AlreadyExists, IdentityChanged, NotFound."""
+        """Return the origin of what was copied so far. Raises AlreadyExists, IdentityChanged, NotFound."""
         origin = Origin.of(newest.state) if newest else None
         name = self._log.name
         if origin is None and (newest is not None or not is_begun_copy(self._log)):
@@ -257,7 +263,7 @@ class LogCopy(Round):
         if origin is None and self._source is None:
             raise NotFound(f"nothing was copied into {name} yet", log=name, hint="Copy the log, or delete this one")
         if origin is not None and origin.is_finished:
-            hint = "Write to it; or delete it, and copy anew"
+            hint = "Write to it; or delete it, and copy again"
             raise AlreadyExists(f"the copy {name} is finished: it is a log of its own", log=name, hint=hint)
         if origin is not None and self._source is not None and origin.identity != self._source.descriptor.identity:
             raise IdentityChanged(
@@ -265,12 +271,12 @@ class LogCopy(Round):
                 log=name,
                 expected=self._source.descriptor.identity.ledger_topic_id,
                 found=origin.identity.ledger_topic_id,
-                hint="Copy that one, or copy into another log",
+                hint="Copy that log, or copy into another one",
             )
         return origin
 
     def _planned(self, source: Log, origin: Origin | None) -> Plan:
-        """What is new since the origin; the whole state if there is none, or the source was truncated since."""
+        """Return a plan of the changes since the origin, or of the whole state if those were truncated."""
         if origin is not None and not self._is_alone:
             try:
                 plan = plan_changes(source, AtPosition(origin.place.position), seen=[origin.place])
@@ -287,23 +293,23 @@ class LogCopy(Round):
         return plan
 
     def _state(self, source: Log, at: AtPosition | None) -> Plan:
-        """The state at a position, or the newest one, held as long as the copy runs."""
+        """Return a plan of the state at a position, or of the newest one, held by a lease as long as the copy runs."""
         held = self._held.enter_context(HeldPlan(source, _TERMS, at, is_alone=self._is_alone))
         plan = held.take()
-        self._held.enter_context(held.kept(_THREAD))  # Files may go up, and be read back, for longer than a lease.
+        self._held.enter_context(held.kept(_THREAD))  # Upload and read-back may take longer than a lease lasts.
         return plan
 
     def _copy_schemas(self, source: Log) -> None:
-        """Asked for behind the plan: a schema is stored before the first chunk that needs it."""
+        """Copy the value schemas. Called after planning: a schema is stored before the first chunk that needs it."""
         for schema in source.value_schemas.all():
             if schema.id and self._log.evolve_value_schema(schema.avsc).id != schema.id:
-                hint = "Delete the copy, and copy anew: nobody but the copy may evolve it"
+                hint = "Delete the copy, and copy again: only the copy may evolve its schema"
                 raise ConfigError(
                     "the copy has other value schemas", log=self._log.name, schema_id=schema.id, hint=hint
                 )
 
     def _target(self, origin: Origin, end_position: int) -> RoundTarget:
-        """Close the log above the next manifest; or not, to finish it."""
+        """Return the target, behind a Restart that closes the log above the next manifest, unless this finishes it."""
         log, base_position = self._log, self._base.position if self._base else 0
         log.verify(LEDGER_WRITING)
         reason, digest = _reason(origin.log, log.name), log.descriptor.digest
@@ -313,7 +319,7 @@ class LogCopy(Round):
         position = last + 1 if self._finishes else base_position + 1
         own = replace(origin, is_finished=self._finishes)
         state = self._plan.state if self._plan else self._base.state if self._base else None
-        assert state is not None, "it is the source's, or what was copied before"
+        assert state is not None, "it is the source's, or that of the copy before"
         return self._at(copied_state(state, own, position, self._environment.nonce()))
 
     def _at(self, state: LedgerState) -> RoundTarget:
@@ -339,8 +345,8 @@ class LogCopy(Round):
         return Delta(output, written, plan.changes, plan.size_bytes)
 
     def _read(self, plan: Plan, value_schema_id: int, *, drop_deletes: bool) -> Generator[pa.Table]:
-        """What a plan of the source reads, sorted."""
-        assert self._source is not None, "a plan is the source's"
+        """Yield the sorted tables of a plan of the source."""
+        assert self._source is not None, "a plan is of the source"
         source, converter = self._source, Converter(self._source, value_schema_id)
         tail = delta_tables(source, plan.replay, converter, self._work, drop_deletes=False)
         runs, start = [part.run for part in plan.runs], self._environment.start
@@ -350,7 +356,7 @@ class LogCopy(Round):
         except NotFound as error:
             hint = "Restore it from a copy of the store, or run a round on the log first"
             raise DataLoss(
-                f"a file of the log's snapshot is gone: {error.message}", hint=hint, **error.facts
+                f"a file of the log's snapshot is missing: {error.message}", hint=hint, **error.facts
             ) from error
 
     def _counted(self, tables: Iterable[pa.Table], changes: int) -> Generator[pa.Table]:
@@ -363,7 +369,7 @@ class LogCopy(Round):
     # ---- comparing
 
     def _put(self, target: RoundTarget, read: Mapping[int, LastRecord]) -> tuple[Manifest, CleanupPlan] | LostRound:
-        """After a last look at what the next manifest will name, which was read back already."""
+        """Compare the states, then put. The runs were read back already."""
         if self._source is not None and self._plan is not None:
             if self._verifies:
                 self._compare(self._source, self._plan.position)
@@ -377,7 +383,7 @@ class LogCopy(Round):
         try:
             plan = self._state(source, AtPosition(position))
         except NotFound as error:
-            hint = "Run it again; who may not write a lease to the log's store has to be faster than its rounds"
+            hint = "Run it again. Without the right to write leases to the log's store, it must outrun the log's rounds"
             raise LogInUse(
                 f"the log {source.name} moved on before its copy was compared: {error.message}", hint=hint
             ) from error
@@ -387,9 +393,9 @@ class LogCopy(Round):
         with closing(merged_runs(store, self._runs, _ALL, own, start, drop_deletes=True)) as tables:
             found = StateDigest.of(tables, schema)
         if found != expected:
-            hint = "It was not put, and nothing but the copy is affected: check memory and disks, and copy again"
+            hint = "Check memory and disks, and copy again. The copy was not put, and nothing else is affected"
             if plan.state.accepted:
-                hint = "A loss was accepted in the log, and the copy may have what that gave up: delete it, copy anew"
+                hint = "Delete the copy, and copy again: it may have changes whose loss was accepted in the log since"
             raise Corrupt(
                 "the copy has another state than the log",
                 log=self._log.name,
@@ -401,7 +407,7 @@ class LogCopy(Round):
         self._verified_rows = found.rows
 
     def _check_quiet(self, *, is_put: bool = False) -> None:
-        """Raise LogInUse if anybody has opened the source behind this copy's Open. `is_put`: the copy is finished."""
+        """Raise LogInUse if another writer opened the source after this copy. `is_put`: the copy is finished."""
         source, fence, plan = self._source, self._fence, self._plan
         if source is None or fence is None or plan is None:
             return
@@ -414,7 +420,7 @@ class LogCopy(Round):
         hint = "Stop its writers, and run it again: what they commit would be in neither log"
         if is_put:
             what = f"the copy {self._log.name} is finished, and the log {source.name} is written to behind that"
-            hint = "Stop those writers: what they commit, and the missing checkpoints, are in the old log alone"
+            hint = "Stop those writers: their commits, and the missing checkpoints, are only in the old log"
         raise LogInUse(
             what, log=source.name, writers=", ".join(opened), missing_checkpoints=", ".join(missing), hint=hint
         )
@@ -423,8 +429,8 @@ class LogCopy(Round):
 def _fence_writers(log: Log, environment: Environment) -> int:
     """Open all partitions of the log in the name of the copy, and return the epoch.
 
-    While that epoch is live, the commits below it are all that there are. Raises LogInUse if others keep opening,
-    ConfigError without the right to write the ledger, OutcomeUnknown, Damaged, Unavailable.
+    While that epoch is live, no commit follows it. Raises LogInUse if others keep opening, ConfigError without the
+    right to write the ledger, OutcomeUnknown, Damaged, Unavailable.
     """
     log.verify(LEDGER_WRITING)
     partitions, nonce = tuple(range(log.descriptor.partitions)), environment.nonce
@@ -454,13 +460,13 @@ def _options_of(source: Log) -> LogOptions:
 
 
 def is_closed_copy(log: Log, newest: Manifest | None) -> bool:
-    """Whether the log, whose newest manifest this is, is a copy that is not finished. Raises Unavailable, Damaged."""
+    """Return whether the log with this newest manifest is an unfinished copy. Raises Unavailable, Damaged."""
     origin = Origin.of(newest.state) if newest else None
     return not origin.is_finished if origin else newest is None and is_begun_copy(log)
 
 
 def is_begun_copy(log: Log) -> bool:
-    """Whether a log without a manifest was made to be copied into: its first record says so."""
+    """Return whether a log without a manifest was created as a copy: its first record says so."""
     try:
         first = record_at(log.kafka, log.ledger_topic, 0)
     except OffsetGone:
