@@ -1,4 +1,4 @@
-"""What is asked of a log beside its rounds: when the first one is due, and whether damage is the log's own deletion."""
+"""Questions about a log outside its rounds: when the first one is due, and whether damage is the log's own deletion."""
 
 from collections.abc import Callable
 
@@ -9,13 +9,13 @@ from statelog.materializer.settings import MaterializerSettings
 from statelog.schemas.names import DESCRIPTOR_PATH
 from statelog.schemas.topic_policy import ROUND
 
-_DELETE_LOOKS, _DELETE_LOOK_S = 20, 0.5
+_DELETE_CHECKS, _DELETE_CHECK_S = 20, 0.5
 
 
 def ask_first_delay_s(log: Log, settings: MaterializerSettings) -> float:
-    """How long the first round waits, by the age of the newest manifest, or of the log, on the store's clock.
+    """Return how long the first round waits, by the age of the newest manifest, or of the log, on the store's clock.
 
-    A store that does not answer changes nothing: the round will tell.
+    A store that does not answer is ignored: the round will report it.
     """
     try:
         listed = log.manifests.listed()
@@ -28,16 +28,17 @@ def ask_first_delay_s(log: Log, settings: MaterializerSettings) -> float:
 
 
 def after_all(log: Log, error: StatelogError, wait: Callable[[float], object]) -> StatelogError:
-    """What rounds ended with: a log that is being deleted looks damaged, and loses its descriptor last; then it is
-    NotFound. Looks again for a while, and waits in between.
+    """Return the error that rounds ended with, or NotFound if the log is being deleted.
+
+    Such a log looks damaged until its descriptor, the last file, is deleted. So the log is checked for some seconds.
     """
-    for _ in range(_DELETE_LOOKS if isinstance(error, Damaged) else 0):
+    for _ in range(_DELETE_CHECKS if isinstance(error, Damaged) else 0):
         try:
             log.verify_anew(ROUND)
-        except NotFound as gone:
-            return gone
+        except NotFound as deleted:
+            return deleted
         except IdentityChanged:
-            wait(_DELETE_LOOK_S)
+            wait(_DELETE_CHECK_S)
         except StatelogError:
             break
         else:

@@ -1,11 +1,11 @@
-"""`Engine`: what carries out the tasks of a round; and the work of a task, which is the same for every engine.
+"""`Engine`: carries out the tasks of a round; and the work of one task, which is the same for every engine.
 
-What the tables of a task come to: `materializer.sorted_tables`.
+`materializer.sorted_tables` makes the tables of a task.
 
 Invariants:
-- A run lies in the store already or as a finished local file, never in both. So runs that are merged in the round that
-  wrote them are never uploaded.
-- Every run gets a name that was never used before, so work that is done twice leaves files that no manifest names.
+- A run is in the store or a finished local file, never both. So runs that are merged in the round that wrote them are
+  never uploaded.
+- Every run gets a new name, so a task that is repeated leaves files that no manifest names.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -37,9 +37,11 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Written:
-    """The runs that some tasks wrote, or that were read back, and how long that took, one after the other: of a write
-    only what was replayed for it counts, `rows` are those that the replays came to, and `last` the last record that was
-    read of each partition.
+    """The runs that some tasks wrote, or that were read back.
+
+    seconds  the sum of the times that reading back took, or of a write its replays
+    rows     the rows that the replays produced
+    last     the last record that was read, by partition
     """
 
     runs: tuple[RunRef, ...]
@@ -49,30 +51,30 @@ class Written:
 
 
 class Engine(Protocol):
-    """Writes runs in one round. Never decides what is in a manifest, and never deletes what lies in the store."""
+    """Writes runs in one round. Never decides what is in a manifest, and never deletes from the store."""
 
     def tasks_for(self, size_bytes: int) -> int:
-        """Into how many tasks a fold or a merge of so many bytes is cut at most, one or more."""
+        """Return into how many tasks a fold or a merge of so many bytes is cut at most, one or more."""
         ...
 
     def write(self, tasks: Sequence[Task]) -> Written:
-        """Do the tasks. Raises Damaged, NotFound, Unavailable, and what `go_on` raises."""
+        """Do the tasks. Raises Damaged, NotFound, Unavailable, and the errors of `go_on`."""
         ...
 
     def forget(self, runs: Sequence[RunRef]) -> None:
-        """Runs that were merged into others. Those that no store has yet need not be kept."""
+        """Drop runs that were merged into others, if they are not in the store yet."""
         ...
 
     def publish(self, runs: Sequence[RunRef]) -> Written:
-        """Upload those of the runs that this engine wrote, and read each back, every byte, unless that was done.
+        """Upload the runs that this engine wrote, and read back every byte of each, unless that was done.
 
         Returns them, and the seconds that reading back took. Raises CorruptRun or NotFound if one did not arrive whole,
-        StoreUnavailable, StorageFull, and what `go_on` raises.
+        StoreUnavailable, StorageFull, and the errors of `go_on`.
         """
         ...
 
     def uploaded(self) -> Iterable[str]:
-        """The paths of what was uploaded for this round beside the runs that came back. Raises StoreUnavailable."""
+        """Return the paths of files uploaded for this round other than the returned runs. Raises StoreUnavailable."""
         ...
 
 
@@ -81,7 +83,7 @@ EngineMaker = Callable[[RoundWork], Engine]
 
 
 class LocalEngine:
-    """The engine of one round, on threads: pyarrow, disk and network leave the interpreter to others."""
+    """The engine of one round, on threads: pyarrow, disk and network release the interpreter lock."""
 
     def __init__(self, work: RoundWork) -> None:
         self._work = work
@@ -90,11 +92,11 @@ class LocalEngine:
         self._local: dict[str, WrittenRun] = {}
 
     def tasks_for(self, size_bytes: int) -> int:
-        """One for each thread, if it is worth files of its own."""
+        """Return at most one for each thread, fewer if their files would be small."""
         return tasks_for(size_bytes, self._work.threads)
 
     def write(self, tasks: Sequence[Task]) -> Written:
-        """Do the tasks; their runs are local files. One of those that was lost or harmed since is no damage."""
+        """Do the tasks; their runs are local files. A missing or damaged local file raises StoreUnavailable."""
         fold_bytes = max(1, self._work.fold_bytes // min(self._work.threads, max(1, len(tasks))))
 
         def do(task: Task, go_on: Callable[[], None]) -> tuple[list[LocalRunRef], Replayed]:
@@ -110,13 +112,13 @@ class LocalEngine:
         return written_of(runs, [replayed for _, replayed in done])
 
     def write_tables(self, tables: Iterable[pa.Table], output: TaskOutput) -> Written:
-        """Write sorted tables that come from elsewhere, as a task's; their runs are local files."""
+        """Write sorted tables from elsewhere like a task's; their runs are local files."""
         started_s = self._clock()
         runs = self._kept(write_tables(tables, output, self._work))
         return Written(runs=runs, seconds=self._clock() - started_s, rows=sum(run.rows for run in runs))
 
     def forget(self, runs: Sequence[RunRef]) -> None:
-        """Remove those that are local files."""
+        """Remove the local files among the runs."""
         for run in runs:
             written = self._local.pop(run.path, None)
             if written is not None:
@@ -135,7 +137,7 @@ class LocalEngine:
         return Written(runs=mine, seconds=sum(self._in_threads(timed, mine)))
 
     def uploaded(self) -> Iterable[str]:
-        """Nothing: runs are uploaded by `publish` alone."""
+        """Return nothing: only `publish` uploads runs."""
         return ()
 
     def _kept(self, found: "Sequence[LocalRunRef]") -> tuple[RunRef, ...]:
@@ -148,12 +150,12 @@ class LocalEngine:
 
 
 def tasks_for(size_bytes: int, threads: int) -> int:
-    """Into how many tasks so many bytes are cut at most, for so many threads."""
+    """Return into how many tasks so many bytes are cut at most, for so many threads."""
     return max(1, min(threads, size_bytes // _TASK_BYTES))
 
 
 class LocalRunRef(NamedTuple):
-    """A run as a manifest will name it, and the local file that it is still."""
+    """A run as a manifest will name it, and its local file."""
 
     run: RunRef
     written: WrittenRun
@@ -161,14 +163,14 @@ class LocalRunRef(NamedTuple):
 
 @dataclass(slots=True)
 class Replayed:
-    """The rows that a task's replay came to so far, the seconds that it took, and the last records that it read."""
+    """The rows that a task's replay produced so far, its seconds, and the last record that it read by partition."""
 
     rows: int = 0
     seconds: float = 0.0
     last: dict[int, LastRecord] = field(default_factory=dict[int, LastRecord])
 
     def counted(self, tables: Iterator[pa.Table], clock: Callable[[], float]) -> Iterator[pa.Table]:
-        """The tables, and the time until each of them is there."""
+        """Yield the tables, and count their rows and the seconds spent waiting for them."""
         while True:
             started_s = clock()
             table = next(tables, None)
@@ -180,7 +182,7 @@ class Replayed:
 
 
 def written_of(runs: Sequence[RunRef], replays: Sequence[Replayed]) -> Written:
-    """What tasks wrote, of which these are the replays."""
+    """Return the runs and the sums of the tasks' replays."""
     return Written(
         runs=tuple(runs),
         seconds=sum(one.seconds for one in replays),
@@ -192,18 +194,17 @@ def written_of(runs: Sequence[RunRef], replays: Sequence[Replayed]) -> Written:
 def write_runs(
     task: Task, work: RoundWork, local: Mapping[str, WrittenRun] | None = None
 ) -> tuple[list[LocalRunRef], Replayed]:
-    """Do a task. Returns local runs that tile what the task covers, and what was replayed for them; `local` as
-    `merged_runs` takes it.
+    """Do a task. Return local runs that tile the task's output, and its replay. `local`: see `merged_runs`.
 
-    Raises Damaged, NotFound (a run was deleted meanwhile: the manifest is no longer the newest), Unavailable, and what
-    `go_on` raises.
+    Raises Damaged, NotFound (a run was deleted meanwhile: the manifest is no longer the newest), Unavailable, and the
+    errors of `go_on`.
     """
     log, output, runs, replayed = work.log, task.output, task.runs, Replayed()
     converter = Converter(log, output.value_schema_id)
     with ExitStack() as stack:
         tails: list[Iterator[pa.Table]] = []
         if task.replay is not None:
-            # Among runs its deletes may hide something: they go in the merge, if at all.
+            # With runs below, deletes may hide older changes: only the merge may drop them.
             drop_deletes = output.drop_deletes and not runs
             found = delta_tables(log, task.replay, converter, work, drop_deletes=drop_deletes, last=replayed.last)
             tails = [replayed.counted(stack.enter_context(closing(found)), work.environment.clock)]
@@ -222,18 +223,19 @@ def write_runs(
 
 
 def write_tables(tables: Iterable[pa.Table], output: TaskOutput, work: RoundWork) -> list[LocalRunRef]:
-    """Write sorted tables as local runs that tile the output. Raises Corrupt for a key in a key group that is not its
-    own, CorruptRun, StorageFull, StoreUnavailable.
+    """Write sorted tables as local runs that tile the output.
+
+    Raises Corrupt for a key in a wrong key group, CorruptRun, StorageFull, StoreUnavailable.
     """
     found = write_cut(_going_on(tables, work), lambda: _writer(output, work), output.cuts, output.key_groups)
     return [LocalRunRef(_referred(run.file, key_groups, output), run) for key_groups, run in found]
 
 
 def not_whole(error: StatelogError) -> StoreUnavailable:
-    """The failure of a run that was written, or uploaded, and cannot be read back: no damage, as nobody names it."""
+    """Return the error for a new run that cannot be read back. It is no damage, as no manifest names the run."""
     return StoreUnavailable(
         f"a run did not arrive whole: {error.message}",
-        hint="No manifest names it: the next round writes it again. If this repeats, check network and disks",
+        hint="Check network and disks if this repeats. No manifest names the run: the next round writes it again",
         **error.facts,
     )
 

@@ -1,11 +1,11 @@
-"""`Event`: what a daemon reports to its caller: as a value, in words, and how loud it is. Its statistics count them.
+"""`Event`: a report of a daemon to its caller: a value with a text and a log level. The daemon's statistics count them.
 
-`on_event` is called on the daemon's thread, except for the alarm of the log's age, which comes from the watchdog's; it
-must be quick and must not raise. A daemon logs its events under `statelog.materializer` unless its caller takes them.
+`on_event` must be quick and must not raise. It is called on the daemon's thread, except for LOG_AGE_ALARM, which comes
+from the watchdog's. By default events are logged under `statelog.materializer`.
 
     info     a round started, completed, was skipped or lost; the daemon started or stopped
-    warning  a round failed, or what it did is not all that it should
-    error    an alarm: changes stay out of every snapshot for too long; Kafka deletes what is committed; a reader's
+    warning  a round failed, or could not do everything
+    error    an alarm: changes stay out of every snapshot for too long; Kafka deletes committed records; a reader's
              subscription was ended
 """
 
@@ -23,62 +23,62 @@ _LOG = logging.getLogger("statelog.materializer")
 
 
 class EventKind(StrEnum):
-    """What happened, and which facts an event of the kind has."""
+    """The kinds of events, with their facts."""
 
     STARTED = "started"
     """The daemon runs; its first round begins in `first_round_s` seconds, or earlier on request."""
     ROUND_STARTED = "round-started"
-    """A round begins, for this `cause`, a `RoundCause`."""
+    """A round begins; `cause` is a `RoundCause`."""
     ROUND_COMPLETED = "round-completed"
     """A round put its manifest; the facts are the fields of its `outcome`, a `CompletedRound`."""
     ROUND_SKIPPED = "round-skipped"
     """There was nothing new; the facts are the fields of its `outcome`, a `SkippedRound`."""
     ROUND_LOST = "round-lost"
-    """Another materializer was faster; its `outcome` is a `LostRound`. Often: two are running where one would do."""
+    """Another materializer was faster; the `outcome` is a `LostRound`. If this is frequent, two are running."""
     ROUND_FAILED = "round-failed"
-    """A round failed by `Event.error`; it is the `failures_in_a_row`-th. `tolerated`: the daemon goes on. The facts
-    have the class of the `error`, its `message` and its `facts`.
+    """A round failed with `Event.error`, the `failures_in_a_row`-th in a row. The facts have the class of the `error`,
+    its `message` and its `facts`; `tolerated` says whether the daemon continues.
     """
     ROUND_ENDED_LATE = "round-ended-late"
-    """A round that was given up has ended; `counts`: with an `outcome`, which is reported and counted, too."""
+    """A round that was given up has ended. `counts` says whether it has an `outcome`, which is then reported, too."""
     CLEANUP_HELD_BACK = "cleanup-held-back"
-    """A round completed but removed nothing, for this `reason`. The log grows until the reason is gone."""
+    """A round completed but removed nothing, for this `reason`. The log grows until the reason is resolved."""
     SUBSCRIPTION_CAPPED = "subscription-capped"
-    """A round ended the subscription of a `reader`, because it was over the cap, for this `reason`: what it held goes
-    with the next rounds.
+    """A round ended the subscription of a `reader` that was over the cap, for this `reason`. The next rounds truncate
+    what it held.
     """
     OFFSET_UNPUBLISHED = "offset-unpublished"
     """A round completed, but its position could not be published, for this `reason`. Only lag tools are affected."""
     NEED_AGING = "need-aging"
-    """Kafka deletes the records of the log's topics after `retention_s`, and one that `held_by` still needs is `age_s`
-    old, which is more than half of that, or `is_gone`. The facts have its `topic`, `partition` and `offset`, too.
+    """Kafka deletes records of the log's topics after `retention_s`. The record at `topic`, `partition` and `offset`,
+    which `held_by` still needs, is `age_s` old, more than half of that, or it `is_gone`.
     """
     TOPICS_DELETE = "topics-delete"
-    """Kafka deletes what is committed, by settings of the topics that this `reason` names: somebody changed them. The
-    round went on; writers that are open warn, and none can be opened.
+    """Kafka deletes committed records, because of changed topic settings that this `reason` names. The round completed
+    or was skipped; open writers warn, and none can be opened.
     """
     LOG_AGE_ALARM = "log-age-alarm"
     """Changes committed `age_s` seconds ago are in no snapshot, or the log has been unreachable for that long.
     Repeated each time another `alarm_age_s` has passed.
     """
     RESTORE_BUDGET_OUT_OF_REACH = "restore-budget-out-of-reach"
-    """The newest snapshot alone takes `snapshot_s` to restore, longer than `budget_s`, so more rounds do not help.
-    What helps: a larger budget, a faster store, less state, or several workers that each restore a part. Reported once,
-    and again if the budget was within reach in between.
+    """The newest snapshot alone takes `snapshot_s` to restore, longer than `budget_s`, so more rounds do not help. A
+    larger budget, a faster store, less state, or several workers that each restore a part do. Reported once, and again
+    if the budget could be met in between.
     """
     LOG_SET_ASIDE = "log-set-aside"
-    """Of many logs, this one ended its rounds by `Event.error`, or could not be opened; it is opened again after
-    `retry_s`, and the others go on. The facts have the class of the `error`, its `message` and its `facts`.
+    """In a fleet, this log's rounds ended with `Event.error`, or it could not be opened. It is opened again after
+    `retry_s`; the other logs continue. The facts have the class of the `error`, its `message` and its `facts`.
     """
     LOG_GONE = "log-gone"
-    """Of many logs, this one was deleted, or does not exist yet."""
+    """In a fleet, this log was deleted, or does not exist yet."""
     DRILLED = "drilled"
-    """A drill restored the newest state in `restored_s`: so many `rows` at a `position`, equal to what it was
-    `compared_with`, another way to the same state, if there is one. It passed over so many `damaged_snapshots`.
+    """A drill restored the newest state in `restored_s`: `rows` at a `position`. They are equal to the same state read
+    another way, `compared_with`, if there is one. The drill skipped `damaged_snapshots`.
     """
     DRILL_FAILED = "drill-failed"
-    """A drill ended by `Event.error`: a restore would, too, or two ways to one state lead to different ones. The facts
-    have the class of the `error`, its `message` and its `facts`.
+    """A drill ended with `Event.error`: a restore would fail, too, or two ways to read one state differ. The facts have
+    the class of the `error`, its `message` and its `facts`.
     """
     STOPPED = "stopped"
     """The daemon ends. No round is in flight, except those that were given up and hang."""
@@ -126,14 +126,14 @@ _SHOWN = {
     EventKind.DRILL_FAILED: (logging.ERROR, "a drill failed, and so would a restore: {error}"),
     EventKind.STOPPED: (logging.INFO, "materializer stopped"),
 }
-"""How loud an event of the kind is, and its text."""
+"""The log level and the text of each kind."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Event:
-    """One of a log, at so many seconds on the daemon's clock. `facts` are those of its kind.
+    """An event of one log, at so many seconds on the daemon's clock. `facts` are those of its kind.
 
-    `outcome` is that of a round that ended well, `error` what another one failed with.
+    `outcome` is set if a round ended well, `error` if it failed.
     """
 
     kind: EventKind
@@ -145,12 +145,12 @@ class Event:
 
     @property
     def level(self) -> int:
-        """The level of `logging` that suits it."""
+        """The level for `logging`."""
         return _SHOWN[self.kind][0]
 
     @property
     def text(self) -> str:
-        """It in one line, without the name of its log."""
+        """The event in one line, without the name of its log."""
         facts: dict[str, Any] = {
             name: show_duration(fact) if name.endswith("_s") else fact for name, fact in self.facts.items()
         }
@@ -174,17 +174,17 @@ class Event:
 
 
 def error_facts(error: StatelogError) -> dict[str, Any]:
-    """What an event says of the error that it tells."""
+    """Return the facts of an event that reports the error."""
     return {"error": type(error).__name__, "message": error.message, "facts": dict(error.facts)}
 
 
 def shown_error(error: StatelogError) -> str:
-    """An error in one line."""
+    """Return an error in one line."""
     return f"{error.message} [{type(error).__name__}]"
 
 
 def shortfalls(log: str, outcome: RoundOutcome, at_s: float) -> Iterator[Event]:
-    """What a round of the log that ended well could not do beside its snapshot, or had to."""
+    """Yield events for the shortfalls of a round that ended well: Kafka's deletions, and an incomplete cleanup."""
     if not isinstance(outcome, LostRound) and outcome.deletions:
         yield Event(kind=EventKind.TOPICS_DELETE, log=log, at_s=at_s, facts={"reason": outcome.deletions})
     if isinstance(outcome, CompletedRound):

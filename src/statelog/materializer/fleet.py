@@ -1,20 +1,20 @@
-"""`Fleet`: the daemons of many logs in one process: fair, apart from each other, and few at work at a time.
+"""`Fleet`: the daemons of many logs in one process, fairly scheduled, isolated, and with few tasks at a time.
 
-One thread drives all of them: it collects what ended and begins what is due, the log whose round has waited longest
-first, and waits for nothing else. Logs are opened, closed, looked for, looked at and rolled up on threads of their own.
+One thread drives all of them. It collects ended tasks and begins those that are due, first for the log whose round has
+waited longest. Logs are opened, closed, searched for, checked and rolled up on threads of their own.
 
-    at work      so many rounds, looks and opens at once. One that is silent for long does not count: it may hang, and
-                 others must not wait for it
-    set aside    a log whose rounds end in an error, or that cannot be opened, is tried again a while later
-    gone         a log that was deleted is let go of; one that was named, and not found, is looked for again; so is a
-                 copy that is not finished
-    new          with `find`, logs that appear are taken up within `find_s`
+    at work      the rounds, tail checks and opens in flight, which are limited. A task without progress for long does
+                 not count: it may hang, and others must not wait for it
+    quarantined  a log whose rounds end in an error, or that cannot be opened, is tried again later
+    missing      a deleted log is dropped. A log that was named and not found is searched for again; so is an
+                 unfinished copy
+    new          with `find`, logs that appear are added within `find_s`
 
 Invariants:
-- What becomes of one log is no other's trouble: every error of a log stays with it.
-- A log whose rounds or merges hang is not opened a second time while they do. So threads are as many as are admitted,
-  and those that hang: no more for each log than its daemon tolerates.
-- Memory is that of the rounds at work, each with the budget of its log, and of what is remembered of each ledger.
+- Logs are isolated: an error of one log does not affect another.
+- A log whose rounds or merges hang is not opened a second time while they do. So there are only as many threads as are
+  admitted, plus those that hang: no more for each log than its daemon tolerates.
+- Memory is that of the rounds at work, each with the budget of its log, and of each log's ledger history.
 """
 
 import logging
@@ -47,17 +47,17 @@ _WATCH_S = 5.0
 _ABSENT = "it does not exist"
 _CLOSED = "it is a copy that is not finished"
 _Opened = tuple[Log, float] | None
-"""A log, and how long its first round waits; None for a copy that is not finished."""
+"""A log, and how long its first round waits; None for an unfinished copy."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FleetSettings:
-    """How much goes on at once, and how often what is missing is looked for.
+    """The limits of a fleet, and how often it retries.
 
     rounds   rounds at once, of different logs; each takes the memory of one
-    looks    looks at tails at once, and as many logs are opened at once
-    retry_s  after so long a log that was set aside is opened again, or after its interval if that is shorter
-    find_s   so often logs are looked for
+    looks    tail checks and opens at once
+    retry_s  after this time a quarantined log is opened again, or after its interval if that is shorter
+    find_s   the interval at which logs are searched for
     """
 
     rounds: int = 2
@@ -68,7 +68,10 @@ class FleetSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemberState:
-    """One log: the statistics of its daemon while it has one; else why it has none, and for how long."""
+    """The state of one log: the statistics of its daemon, or the `problem` for which it has none.
+
+    `opening_s`: for how long the log has been being opened, 0 if it is not.
+    """
 
     log: str
     settings: MaterializerSettings
@@ -79,7 +82,7 @@ class MemberState:
 
 @dataclass(frozen=True, slots=True)
 class Kit:
-    """What a log takes from outside: how it is opened, with which settings, and who writes its runs."""
+    """The dependencies of one log: how it is opened, its settings, and the engine that writes its runs."""
 
     open: Callable[[], Log]
     settings: MaterializerSettings
@@ -88,7 +91,7 @@ class Kit:
 
 @dataclass(frozen=True, slots=True)
 class _Shared:
-    """What all logs of a fleet have in common. `admit` is asked before work begins."""
+    """The dependencies that all logs of a fleet share. `admit` is called before a task begins."""
 
     settings: FleetSettings
     admit: Admit
@@ -97,12 +100,13 @@ class _Shared:
 
 
 MakeKit = Callable[[str], Kit]
-"""By the name of the log. Raises ConfigError."""
+"""Called with the name of the log. Raises ConfigError."""
 
 
 class Fleet:
-    """Drives the daemons of `names`, and of what `find` finds; `control` carries requests for all. `run` belongs to
-    one thread; the rest is for any.
+    """Drives the daemons of `names` and of the logs that `find` returns; `control` carries requests for all of them.
+
+    Thread-safe, except for `run`.
     """
 
     def __init__(
@@ -128,24 +132,24 @@ class Fleet:
         self._find_due_s = environment.clock() if find else math.inf
         self._awaited_s = math.inf
         self.problem = ""
-        """Why logs cannot be looked for, or one of them cannot be taken up, if so."""
+        """Why logs cannot be searched for, or one of them cannot be added; empty if all is well."""
         environment.made(self, "")
 
     # ---- from any thread
 
     @property
     def late_s(self) -> float:
-        """For how long the thread that drives all should have turned; 0 if all is well."""
+        """By how many seconds the driving thread is late; 0 if all is well."""
         return max(0.0, self._clock() - self._awaited_s)
 
     def states(self) -> list[MemberState]:
-        """How each log is, by name."""
+        """Return the state of each log, ordered by name."""
         return [one.state() for _, one in sorted(self._members.items())]
 
     # ---- round after round
 
     def run(self) -> None:
-        """Drive all until stopped, and their rounds are over."""
+        """Drive all daemons until stopped and their rounds are over."""
         try:
             with repeated(self._watch, _WATCH_S, "statelog-watchdogs"):
                 while not (self._control.is_stopped and all(one.is_over for one in self._members.values())):
@@ -158,11 +162,11 @@ class Fleet:
                 one.leave()
 
     def _turn(self) -> float:
-        """Turn each of them once; returns for how long nothing is due."""
+        """Run one iteration of each. Return for how many seconds nothing is due."""
         self._look_for_logs()
-        # A request that comes when no log was found yet is for those that will be.
+        # A request that comes before the first logs were found is for those.
         is_triggered = self._control.is_triggered and (self._finding is None or bool(self._members))
-        if is_triggered:  # One that comes only now is the next turn's.
+        if is_triggered:  # A request that comes from here on is left to the next iteration.
             self._control.take_trigger()
         self._count()
         wait_s = self._find_due_s - self._clock()
@@ -173,10 +177,10 @@ class Fleet:
             wait_s = min(wait_s, one.turn())
         if any(one.is_gone for one in self._members.values()):
             self._members = {name: one for name, one in self._members.items() if not one.is_gone}
-        return min(_WAKE_S, max(wait_s, _TICK_S))  # What ends before that rings.
+        return min(_WAKE_S, max(wait_s, _TICK_S))  # A task that ends before that wakes this thread.
 
     def _count(self) -> None:
-        """How much may begin beside what is at work."""
+        """Count how many tasks may begin in addition to those at work."""
         at_work = [work for one in self._members.values() for work in one.at_work()]
         self._free = {
             Work.ROUND: self._settings.rounds - at_work.count(Work.ROUND),
@@ -195,7 +199,7 @@ class Fleet:
             try:
                 self._take_up(found.future.result())
             except StatelogError as error:
-                self.problem = f"logs cannot be looked for: {shown_error(error)}"
+                self.problem = f"logs cannot be searched for: {shown_error(error)}"
         if find is not None and self._finding is None and self._clock() >= self._find_due_s:
             self._find_due_s = self._clock() + self._settings.find_s
             self._finding = begin_task(self._environment, find, lambda _: self._control.ring())
@@ -206,14 +210,14 @@ class Fleet:
             try:
                 self._members = {**self._members, name: self._member(name, is_named=False)}
             except StatelogError as error:
-                problem = f"the log {name} cannot be taken up: {shown_error(error)}"
+                problem = f"the log {name} cannot be added: {shown_error(error)}"
         self.problem = problem
 
     def _member(self, name: str, *, is_named: bool) -> "_Member":
         return _Member(name, self._make_kit(name), self._shared, Control(beside=self._control), is_named=is_named)
 
     def _watch(self) -> None:
-        """Tell of what stays out of every snapshot, on a thread of its own, which does not depend on the other."""
+        """Raise the age alarms that are due. Runs on a thread of its own, independent of the driving one."""
         for one in self._members.values():
             one.check_age()
 
@@ -237,7 +241,7 @@ class _Member:
     # ---- from any thread
 
     def state(self) -> MemberState:
-        """How it is now."""
+        """Return the state now."""
         daemon, opening = self._daemon, self._opening
         return MemberState(
             log=self._name,
@@ -248,7 +252,7 @@ class _Member:
         )
 
     def check_age(self) -> None:
-        """Alarm if it is time to."""
+        """Alarm if that is due."""
         daemon = self._daemon
         if daemon is not None:
             daemon.check_age()
@@ -257,7 +261,7 @@ class _Member:
 
     @property
     def due_s(self) -> float:
-        """Since when, or from when on, something is to be done."""
+        """When the next task is due, or since when."""
         return self._open_due_s if self._daemon is None else self._daemon.due_s
 
     @property
@@ -267,7 +271,7 @@ class _Member:
 
     @property
     def is_gone(self) -> bool:
-        """Whether it may be forgotten: it does not exist, nobody named it, and nothing of it hangs."""
+        """Whether it may be dropped: it does not exist, was not named by the caller, and nothing of it hangs."""
         return self._is_absent and not self._is_named and self._is_quiet
 
     @property
@@ -275,14 +279,14 @@ class _Member:
         return self._former is None or self._former.is_quiet
 
     def at_work(self) -> list[Work]:
-        """What is under way, and is not silent."""
+        """Return the tasks in flight that make progress."""
         if self._daemon is not None:
             return self._daemon.works_on(_PATIENCE_S)
         is_opening = self._opening is not None and self._clock() - self._opening.started_s < _PATIENCE_S
         return [Work.LOOK] * is_opening
 
     def turn(self) -> float:
-        """Collect what ended, and begin what is due; returns for how long nothing will be."""
+        """Collect ended tasks, and begin those that are due. Return for how many seconds nothing will be due."""
         if self._opening is not None and self._opening.future.done():
             self._take_opened(self._opening)
         if self._ending is not None and self._ending.future.done():
@@ -293,7 +297,7 @@ class _Member:
         if is_busy or self.is_gone or self.control.is_stopped:
             return math.inf
         if not self._is_quiet:
-            return math.inf  # Its rounds, or what it merges beside them, hang; they ring when they end.
+            return math.inf  # Its rounds or its background merge hang; they wake the fleet when they end.
         left_s = self._open_due_s - self._clock()
         if left_s <= 0 and self._shared.admit(Work.LOOK):
             self._opening = begin_task(self._shared.environment, self._open, self._ring)
@@ -302,7 +306,7 @@ class _Member:
     def _drive(self, daemon: Materializer) -> float:
         try:
             wait_s = daemon.turn()
-        except Exception as error:  # noqa: BLE001 - a defect that one log brings out is no other's trouble
+        except Exception as error:  # noqa: BLE001 - a defect that one log brings out must not affect others
             self._let_go(daemon, as_ours(error, self._name))
             return math.inf
         if daemon.is_over:
@@ -313,7 +317,7 @@ class _Member:
         self.control.ring()
 
     def leave(self) -> None:
-        """Nobody turns it any more: let go of its daemon, and of a log that is still being opened once it is."""
+        """End the daemon, and close a log that is still being opened once it is. `turn` is not called again."""
         if self._daemon is not None:
             self._let_go(self._daemon, None)
         if self._opening is not None:
@@ -325,7 +329,7 @@ class _Member:
         log = self._kit.open()
         with undone_by_errors(log.close):
             is_closed = False
-            with suppress(StatelogError):  # Any trouble is told by the round.
+            with suppress(StatelogError):  # The round will report the problem.
                 is_closed = is_closed_copy(log, log.manifests.newest())
             if not is_closed:
                 return log, ask_first_delay_s(log, self._kit.settings)
@@ -364,7 +368,7 @@ class _Member:
         self._problem = "" if error is None else shown_error(error)
         daemon.end()
         environment = self._shared.environment
-        wait = partial(environment.wait, threading.Event())  # The bell is for the fleet's thread.
+        wait = partial(environment.wait, threading.Event())  # The wake-up event is for the fleet's thread.
         self._ending = begin_task(environment, lambda: _closed(log, error, wait), self._ring)
 
     def _take_ended(self, ending: "BackgroundTask[StatelogError | None]") -> None:
@@ -374,7 +378,7 @@ class _Member:
             self._takes_leave(error)
 
     def _takes_leave(self, error: StatelogError) -> None:
-        """It has no daemon for now: it is not there, or has to be looked at by a person."""
+        """Note that it has no daemon for now: the log does not exist, or a person has to fix it."""
         if isinstance(error, NotFound):
             self._stays_away(_ABSENT)
             return
@@ -398,7 +402,7 @@ def _close_opened(over: Future[_Opened]) -> None:
 
 
 def _closed(log: Log | None, error: StatelogError | None, wait: Callable[[float], object]) -> StatelogError | None:
-    """Close the log whose rounds ended so; returns what it was: damage may be that the log is being deleted."""
+    """Close the log. Return the error that its rounds ended with, or NotFound if the log is being deleted."""
     if log is None:
         return error
     try:
@@ -411,7 +415,7 @@ def _closed(log: Log | None, error: StatelogError | None, wait: Callable[[float]
 
 
 def as_ours(error: Exception, log: str) -> StatelogError:
-    """The error, or a defect in the clothes of one, with its traceback in the log lines."""
+    """Return the error, or a defect wrapped in a StatelogError, whose traceback is logged."""
     if isinstance(error, StatelogError):
         return error
     _LOG.error("%s: a defect", log, exc_info=error)

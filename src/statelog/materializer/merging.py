@@ -1,16 +1,15 @@
-"""Merges: `Merging`, those of one round, and `BackgroundMerge`, the one that is too large for a round, beside the
-daemon's rounds.
+"""Merges: `Merging`, those of one round, and `BackgroundMerge`, one that is too large for a round.
 
-A round that won leaves what is too large; the daemon begins it; once it has ended, a later round names the merged runs
-in place of those that went in. Never decides which runs to merge next: `schemas.snapshot.run_ref` does.
+A round that won leaves a merge that is too large, and the daemon begins it. Once it has ended, a later round names the
+merged runs in place of their inputs. `schemas.snapshot.run_ref` decides which runs to merge next.
 
 Invariants:
-- Where merges go on beside rounds, none of more than `merge_bytes` is done in one, and none is done in both.
-- What goes in is named by a manifest and never changes. So the merged runs are right however long they took, as long as
-  the newest manifest still names all that went in; else they are thrown away.
-- Merged runs are local files until the round that will name them uploads them: a round may delete at any time what lies
-  in the store and is named by none.
-- What a merge beside the rounds raises is raised by the next round, as if it had merged by itself.
+- With a background merge, a round does no merge of more than `merge_bytes`, and no merge is done in both.
+- Inputs are named by a manifest and never change. So merged runs are correct however long they took, as long as the
+  newest manifest still names all inputs; else they are discarded.
+- Merged runs are local files until the round that will name them uploads them: a round may delete any file in the store
+  that no manifest names.
+- The next round raises the error of a background merge, as if it had merged by itself.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -44,7 +43,7 @@ Runs = tuple[RunRef, ...]
 
 
 class Merging:
-    """Of one round, which `engine` writes. `merged` is what was merged `beside` the rounds before it."""
+    """The merges of one round, written by `engine`. `merged` is the result of the background merge `beside`."""
 
     def __init__(
         self,
@@ -63,9 +62,9 @@ class Merging:
         self._count, self._left_bytes = 0, settings.merge_bytes
 
     def write_delta(self, plan: ReplayPlan, runs: Runs, delta: TaskOutput) -> tuple[Runs, Written]:
-        """Write what a plan lists, which is something, and at once with it, in one merge, all that will be merged with
-        it as far as can be told: so it is written once, and not read back for that. Returns the runs, and what was
-        written.
+        """Write the deltas of a plan that is not empty, joined with the merges that they will foreseeably be part of.
+
+        So their changes are written once, and not read back for a merge. Returns the runs, and what was written.
         """
         folds = fold_tasks(plan, self._starts, runs, delta, self._engine.tasks_for(plan.size_bytes))
         joint = self._joint_merges(plan, runs, expected_deltas(plan, folds, runs))
@@ -79,8 +78,9 @@ class Merging:
         return in_place(runs, gone, written.runs), written
 
     def _joint_merges(self, plan: ReplayPlan, runs: Runs, deltas: Runs) -> list[Merge]:
-        """The merges that the deltas of a plan, which are not written yet, will be in: those that follow from each
-        other as one. None is left to fewer tasks because a replay is cut between partitions only.
+        """Return the merges that the unwritten deltas of a plan will be part of; consecutive ones as one.
+
+        A replay is cut between partitions only: a merge is left out if that would give it fewer tasks.
         """
         firsts = [self._starts[partition] for partition in plan.sizes]
         made_of: dict[str, Runs] = {delta.path: (delta,) for delta in deltas}
@@ -112,7 +112,7 @@ class Merging:
         return None
 
     def merge(self, runs: Runs, delta: TaskOutput) -> tuple[Runs, int]:
-        """Merge until no tier is full, or enough was merged. Returns the runs, and how many went in, all in all."""
+        """Merge until no tier is full, or enough was merged. Return the runs, and how many were merged in all."""
         merged, left_bytes = self._count, self._left_bytes
         while merges := affordable(
             self._merges_of(runs), left_bytes, at_least_one=merged == 0 and self._beside is None
@@ -128,7 +128,7 @@ class Merging:
         return self._merged.in_place(runs), merged + len(self._merged.merge.runs)
 
     def publish(self, runs: Runs) -> Written:
-        """Upload and read back what is local, as `Engine.publish`; its errors."""
+        """Upload the local runs and read them back. Raises the errors of `Engine.publish`."""
         written = self._engine.publish(runs)
         if self._merged is None:
             return written
@@ -136,11 +136,11 @@ class Merging:
         return Written(runs=(*written.runs, *merged.runs), seconds=written.seconds + merged.seconds)
 
     def uploaded(self) -> Iterable[str]:
-        """As `Engine.uploaded`, of the round's own work."""
+        """Return the paths of `Engine.uploaded`."""
         return self._engine.uploaded()
 
     def leave(self, runs: Runs, delta: TaskOutput) -> None:
-        """Of a manifest's runs, what is too large for a round is merged beside the next ones."""
+        """Leave a merge of a manifest's runs that is too large for a round to the background."""
         if self._beside is None or self._beside.merge is not None:
             return
         large = (merge for merge in self._merges_of(runs) if merge.size_bytes > self._settings.merge_bytes)
@@ -149,7 +149,7 @@ class Merging:
             self._beside.leave(merge, merge_tasks(merge, self._starts, runs, delta, most_tasks))
 
     def _merges_of(self, runs: Runs) -> list[Merge]:
-        """Those that are due, but for what is merged beside the rounds."""
+        """Return the merges that are due, except those with runs of a background merge."""
         others = (self._merged, self._beside)
         busy = [run for other in others if other and (theirs := other.merge) for run in theirs.runs]
         merges = choose_merges(runs, self._settings.fanout)
@@ -165,12 +165,12 @@ class Merging:
         return tasks
 
 
-# ---- beside the rounds
+# ---- in the background
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MergedRuns(Closing):
-    """The runs that a merge came to, as local files of `engine`, which go away on `close` unless they were uploaded."""
+    """The result of a merge, as local files of `engine`. `close` removes those that were not uploaded."""
 
     merge: Merge
     written: Written
@@ -178,16 +178,16 @@ class MergedRuns(Closing):
     directory: ExitStack
 
     def close(self) -> None:
-        """Remove what is local. Idempotent."""
+        """Remove the local files. Idempotent."""
         self.directory.close()
 
     def in_place(self, runs: Sequence[RunRef]) -> tuple[RunRef, ...]:
-        """The runs of a snapshot, which names all that went in, with the merged ones in place of those.
+        """Return the runs of a snapshot that names all inputs, with the merged runs in place of those.
 
-        Those that reached its position may reach farther by now, and then so do the merged ones.
+        Inputs that extend to the snapshot's position may have been extended since; then the merged runs are, too.
         """
         inputs = _still_named(self.merge, runs)
-        assert inputs is not None, "a round merges nothing that it took from beside it"
+        assert inputs is not None, "a round does not merge the inputs of a background merge"
         merged = (replace(run, end_position=inputs.positions.stop) for run in self.written.runs)
         return in_place(runs, inputs.runs, merged)
 
@@ -199,11 +199,13 @@ class _Job:
     future: Future[MergedRuns] | None = None
     """None until it is begun."""
     stepped_s: float = 0.0
-    """When it began, or last asked whether to go on."""
+    """When it began, or made its last step."""
 
 
 class BackgroundMerge(Closing):
-    """Belongs to a daemon. Rounds `leave` a merge and `take` what came of it; its thread calls `ring` at its end."""
+    """The background merge of a daemon. Rounds `leave` a merge and `take` its result; its thread calls `ring` when it
+    ends.
+    """
 
     def __init__(self, log: Log, settings: MaterializerSettings, *, ring: Callable[[], None]) -> None:
         self._log = log
@@ -217,34 +219,34 @@ class BackgroundMerge(Closing):
 
     @property
     def is_due(self) -> bool:
-        """Whether a merge was left, and not begun."""
+        """Whether a merge was left and not begun."""
         job = self._job
         return job is not None and job.future is None
 
     def is_at_work(self, since_s: float) -> bool:
-        """Whether one is going on that began, or wrote a table, at that time or later: else it may hang."""
+        """Return whether a merge runs that began, or wrote a table, at that time or later. An older one may hang."""
         job = self._job
         return job is not None and job.future is not None and not job.future.done() and job.stepped_s >= since_s
 
     @property
     def is_quiet(self) -> bool:
-        """Whether no merge is going on any more, not even one that was given up."""
+        """Whether no merge runs any more, not even one that was given up."""
         return self._begun is None or self._begun.done()
 
     @property
     def is_over(self) -> bool:
-        """Whether there is something to take."""
+        """Whether a merge has ended and was not taken."""
         job = self._job
         return job is not None and job.future is not None and job.future.done()
 
     @property
     def merge(self) -> Merge | None:
-        """What is merged here, or will be, or was and is not taken yet."""
+        """The merge that is due, runs, or has ended and was not taken."""
         job = self._job
         return None if job is None else job.merge
 
     def leave(self, merge: Merge, tasks: Sequence[Task]) -> None:
-        """A merge of runs that a manifest names. Void while there is another."""
+        """Accept a merge of runs that a manifest names. Ignored while there is another."""
         with self._lock:
             if self._job is None and not self._is_closed:
                 self._job = _Job(merge, tasks)
@@ -259,8 +261,9 @@ class BackgroundMerge(Closing):
             job.future.add_done_callback(lambda _: self._ring())
 
     def take(self, runs: Sequence[RunRef]) -> MergedRuns | None:
-        """What came of the merge, once; None if nothing did that a snapshot of these runs can use. The caller closes
-        it. Raises Damaged, Unavailable, ConfigError for the scratch directory.
+        """Return the merge's result, once, which the caller closes; None if a snapshot of these runs cannot use it.
+
+        Raises Damaged, Unavailable, ConfigError for the scratch directory.
         """
         with self._lock:
             job = self._job
@@ -280,7 +283,7 @@ class BackgroundMerge(Closing):
         return None
 
     def close(self) -> None:
-        """Give it up: it ends at its next table, and leaves no file. Idempotent."""
+        """Give up the merge: it ends at its next table, and leaves no file. Idempotent."""
         with self._lock:
             self._is_closed = True
             job, self._job = self._job, None
@@ -306,11 +309,11 @@ class BackgroundMerge(Closing):
     def _go_on(self, job: _Job) -> None:
         job.stepped_s = self._environment.clock()
         if self._is_closed:
-            raise RoundGivenUp("the daemon ended before the merge beside its rounds")
+            raise RoundGivenUp("the daemon ended before its background merge")
 
 
 def _still_named(merge: Merge, runs: Sequence[RunRef]) -> Merge | None:
-    """The merge as a snapshot of these runs has it; None unless it names all that goes in."""
+    """Return the merge as a snapshot of these runs has it; None unless it names all inputs."""
     paths = {run.path for run in merge.runs}
     found = tuple(run for run in runs if run.path in paths)
     return Merge(found) if len(found) == len(paths) else None

@@ -17,24 +17,24 @@ _THREADS_MAX = 4
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MaterializerSettings:
-    """How often rounds run, how large they get, and what they keep.
+    """The frequency of rounds, their size, and the retention of snapshots.
 
     interval_s            from the end of a round to the start of the next
     jitter                the share of the interval, 0 to 1, over which the first rounds of different logs are spread
     budget_bytes          a round ends at the last commit within it, metadata included, and takes at least one commit
-    budget_commits        the same by number, because commits cost memory of their own
-    failures_tolerated    this many rounds in a row may fail because a store or broker is unavailable; one more ends
-                          the daemon
-    failures_tolerated_s  and any number within this time, unless none is tolerated: so a short interval does not end
-                          a daemon whose store or broker is away for some minutes
-    stop_grace_s          how long the round in flight may go on after a stop, before it is given up
-    retention             which manifests are kept
+    budget_commits        the same by number, because each commit costs memory
+    failures_tolerated    how many rounds in a row may fail because a store or broker is unavailable; one more ends the
+                          daemon
+    failures_tolerated_s  any number of rounds may fail within this time, unless none is tolerated: so an outage of some
+                          minutes does not end a daemon with a short interval
+    stop_grace_s          how long the round in flight may run after a stop, before it is given up
+    retention             which manifests are retained
     fanout                this many runs of one size are merged into one
-    merge_bytes           a round merges about so many bytes of runs, and leaves the rest to later ones. A merge of more
-                          than that goes on beside a daemon's rounds, on half of the threads; where there is no daemon,
-                          or its rounds are not made on this machine, a round merges at least once
-    max_run_bytes         a run is cut into several files where it would be larger, at the next key group's end: small
-                          beside what any store holds in one object, and read, verified and merged in a minute
+    merge_bytes           a round merges about so many bytes of runs, and leaves the rest to later ones. A daemon does a
+                          larger merge in the background, on half of the threads. Without a daemon, or with another
+                          engine, a round merges at least once
+    max_run_bytes         a larger run is cut into several files, at the end of a key group. The default is far below
+                          any store's limit, and is read, verified and merged in a minute
     threads               how many files are written, merged, uploaded or read back at the same time; None: one for each
                           core that this process may use, four at most
     fold_bytes            changes of the tail that are sorted in memory at once, by all threads together, which takes
@@ -44,15 +44,15 @@ class MaterializerSettings:
     lease_cap_s           no lease holds anything back for longer
     subscriptions         when a reader's subscription that holds something back is ended
     alarm_age_s           alarm once a committed change is this old and in no snapshot
-    hang_s                a loop that is so late, or a round that reaches no next step for so long, hangs: the daemon is
-                          not live. Longer than the largest upload takes
-    round_timeout_s       a round that takes longer is given up and counts as failed; must exceed the longest merge in
-                          a round, because the next one starts that merge over
+    hang_s                the daemon is not live if its loop is so late, or a round makes no step for so long. Must
+                          exceed the time of the largest upload
+    round_timeout_s       a round that takes longer is given up and counts as failed. Must exceed the longest merge in
+                          a round, because the next round repeats it
     restore_budget_s      a round starts early when the estimate for a restore (download the snapshot, replay the tail)
-                          nears this. None: when the tail alone takes ten seconds, as after many small commits, ten
-                          times in an interval at most, and without alarms. A long one leaves it to the interval
-    restore_spacing_s     but not sooner than this after the last round, nor sooner than that round took, nor after
-                          one that failed
+                          approaches this. None: when the tail alone takes ten seconds, as after many small commits, at
+                          most ten times in an interval, and without alarms. A long one leaves it to the interval
+    restore_spacing_s     a round starts early not sooner than this after the last one, nor sooner than that one took,
+                          nor after one that failed
 
     Raises ConfigError.
 
@@ -116,14 +116,14 @@ class MaterializerSettings:
 
     @property
     def threads_used(self) -> int:
-        """`threads`, or what this machine gives."""
-        # Those that this process may use, which macOS does not tell.
+        """`threads`, or the default for this machine."""
+        # macOS does not report the cores that this process may use.
         cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
         return self.threads or min(_THREADS_MAX, cores)
 
     @property
     def threads_beside(self) -> int:
-        """How many of them merge beside the rounds."""
+        """How many threads the background merge uses."""
         return max(1, self.threads_used // 2)
 
 

@@ -1,8 +1,8 @@
-"""Jobs of one kind, some at a time, on threads: the caller's own is one of them.
+"""Run jobs of one kind, some at a time, on threads, one of which is the caller's.
 
 Invariants:
-- The first error ends all: no job begins after it, and those under way end when they ask whether to go on.
-- None goes on once the call has returned, unless the caller was interrupted a second time while it waited for them.
+- The first error ends all jobs: none begins after it, and those in flight end at their next check.
+- No job runs after the call has returned, unless the caller was interrupted a second time while it waited for them.
 """
 
 import threading
@@ -16,7 +16,7 @@ from statelog.environment import Start, begin
 T = TypeVar("T")
 
 Job = Callable[[Callable[[], None]], T]
-"""Calls what it is given now and then, which raises once the job need not go on."""
+"""Calls its argument, the check, now and then. The check raises once the job should end."""
 
 
 class _OverError(Exception):
@@ -24,8 +24,9 @@ class _OverError(Exception):
 
 
 def side_by_side(jobs: Sequence[Job[T]], at_once: int, go_on: Callable[[], None], start: Start) -> list[T]:
-    """What the jobs return, in their order. Raises what the first one that failed raised, or `go_on`, which is asked
-    before each of them, too.
+    """Run the jobs, and return their results in order. `go_on` is called before each job, too.
+
+    Raises the first error of a job or of `go_on`.
     """
     waiting = deque(range(len(jobs)))
     results: dict[int, T] = {}

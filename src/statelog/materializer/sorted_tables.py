@@ -1,15 +1,15 @@
-"""The sorted tables that a task writes: what a replay comes to, and what runs come to.
+"""The sorted tables that a task writes: the fold of a replay, and the merge of runs.
 
-A fold is of the last change of every key that the commits touch, some partitions after others: they hold adjacent key
-groups, so their sorted changes one after the other are the whole in order. Partitions with little are read and sorted
-together, because each read of the client and each sort has its own cost. How rows are merged: `store.merge`.
+A fold yields the last change of every key that the commits touch, partition after partition. Partitions hold adjacent
+key groups, so their sorted changes in sequence are in order. Small partitions are read and sorted together, because
+each read and each sort has a fixed cost. `store.merge` merges rows.
 
 Invariants:
-- A fold is complete only once the last partition's replay has ended: only then is it known that all that was listed is
-  there. A caller that stops earlier must publish nothing.
-- Memory holds about three times `fold_bytes` in a fold (`reading.sorted_tail`), whatever the number and the size of the
-  commits and of their values, or a few megabytes of row groups for each lane of a merge, with what is read ahead:
-  nothing grows with the state. Folds that go on at the same time share it.
+- A fold is complete only once the last partition's replay has ended: only then is it known that no listed chunk is
+  missing. A caller that stops earlier must publish nothing.
+- A fold takes about three times `fold_bytes` of memory (`reading.sorted_tail`), whatever the number and size of the
+  commits and of their values. A merge takes a few megabytes of row groups for each lane, read-ahead included. Nothing
+  grows with the state. Concurrent folds share `fold_bytes`.
 """
 
 from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
@@ -48,9 +48,10 @@ def delta_tables(
     drop_deletes: bool,
     last: dict[int, LastRecord] | None = None,
 ) -> Generator[pa.Table]:
-    """Sorted tables with the last change of every key of the plan, values in the converter's schema. The log may be
-    another one than the work's. `drop_deletes` leaves deletes out: only right where no older run exists. Raises
-    Damaged, OffsetGone, BrokerUnavailable.
+    """Yield sorted tables with the last change of every key of the plan, values in the converter's schema.
+
+    `log` may be another one than the work's. `drop_deletes` is only correct if no older run exists.
+    Raises Damaged, OffsetGone, BrokerUnavailable.
     """
     reader = log.kafka.reader(log.data_topic) if plan.listed else None
     try:
@@ -70,9 +71,7 @@ def delta_tables(
 
 
 def _together(plan: ReplayPlan, most_bytes: int) -> Iterator[list[int]]:
-    """The partitions that a plan has something of, in order, neighbours together as long as they have no more than
-    that.
-    """
+    """Yield a plan's partitions in order, in groups of neighbours that together have at most so many bytes."""
     group, left_bytes = list[int](), most_bytes
     for partition, size_bytes in plan.sizes.items():
         if group and size_bytes > left_bytes:
@@ -93,12 +92,13 @@ def fold(
     fold_bytes: int,
     disk: DiskHook = no_faults,
 ) -> Iterator[pa.Table]:
-    """The chunks of some partitions as sorted tables, the last change of every key. Raises StorageFull,
-    StoreUnavailable.
+    """Yield the last change of every key in the chunks of some partitions, as sorted tables.
+
+    Raises StorageFull, StoreUnavailable.
     """
     with SortedTail(fold_bytes=fold_bytes, directories=(scratch,), open_file=partial(NamelessFile, disk=disk)) as tail:
         for chunk in map(converter.chunk, chunks):
-            tail.add(0, chunk.changes, chunk.size_bytes)  # One pile: what is sorted at once, whatever the partitions.
+            tail.add(0, chunk.changes, chunk.size_bytes)  # All partitions are sorted together.
         tail.finish()
         yield from merge_streams(tail.streams(), drop_deletes=drop_deletes)
 
@@ -114,8 +114,10 @@ def merged_runs(
     drop_deletes: bool,
     local: Mapping[str, WrittenRun] | None = None,
 ) -> Generator[pa.Table]:
-    """Sorted tables with the newest change of every key, of runs in manifest order and `newer` sorted streams behind
-    them. What is `local`, by path, is read there. Raises Damaged, NotFound, Unavailable, and what the streams raise.
+    """Yield sorted tables with the newest change of every key, of runs in manifest order and of `newer` sorted streams.
+
+    `local`: runs that are read from local files, by path.
+    Raises Damaged, NotFound, Unavailable, and the errors of the streams.
     """
     local = local or {}
 

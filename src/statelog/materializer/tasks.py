@@ -1,10 +1,10 @@
-"""Tasks: what is to be written, cut into parts that can be done anywhere and at the same time. Pure, and they pickle.
+"""Tasks: the work of a round, cut into parts that can be done anywhere and concurrently. Pure, and they pickle.
 
-A task says all that its work needs beside the log: what it reads, and what the runs that it writes cover.
+A task names its inputs, and the range that its runs cover. Its work needs nothing else but the log.
 
 Invariants:
-- The tasks of one fold, and those of one merge, tile what they cover together: nothing twice, nothing missing.
-- A fold is cut between partitions that have changes, a merge between key groups: no task is without work to do.
+- The tasks of one fold, and those of one merge, tile the range that they cover: no overlap, no gap.
+- A fold is cut between partitions that have changes, a merge between key groups: no task is empty.
 """
 
 from bisect import bisect_right
@@ -21,7 +21,7 @@ from statelog.schemas.snapshot.run_ref import Cuts, Merge, RunRef, cut_points, e
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaskOutput:
-    """What the runs of a task cover together, and how they are written. `key_groups` is a range of step 1."""
+    """The range that the runs of a task cover together, and how they are written. `key_groups` has step 1."""
 
     start_position: int
     end_position: int
@@ -34,8 +34,9 @@ class TaskOutput:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Task:
-    """Some runs to write: the last change of every key of the output's key groups, of `runs`, which are in manifest
-    order, and, as the newest, of what a replay of some partitions comes to.
+    """Runs to write, with the last change of every key in the output's key groups.
+
+    The inputs are `runs`, in manifest order, and, newer than those, the `replay` of some partitions.
     """
 
     output: TaskOutput
@@ -46,9 +47,9 @@ class Task:
 def fold_tasks(
     plan: ReplayPlan, starts: Sequence[int], runs: Sequence[RunRef], output: TaskOutput, most_tasks: int
 ) -> tuple[Task, ...]:
-    """The replay of a plan, which lists something, as at most so many tasks of about the same bytes.
+    """Cut the replay of a plan, which is not empty, into at most `most_tasks` tasks of about equal bytes.
 
-    `starts` are the first key group of each partition, `runs` those below, and `output` covers all key groups.
+    `starts` are the first key group of each partition, `runs` the older runs, and `output` covers all key groups.
     """
     parts = _parts(plan.sizes, most_tasks)
     firsts = [output.key_groups.start, *(starts[part[0]] for part in parts[1:])]
@@ -67,11 +68,13 @@ def merge_tasks(
     most_tasks: int,
     replay: ReplayPlan | None = None,
 ) -> tuple[Task, ...]:
-    """A merge as at most so many tasks of about the same bytes; `runs` are all of the snapshot, written as its `delta`.
+    """Cut a merge into at most `most_tasks` tasks of about equal bytes.
 
-    Cut between partitions, which begin at `starts`, as folds are, so that the same key groups stay together; within
-    them only if there are fewer than tasks, and nothing is replayed. What a replay brings is merged in place of the
-    runs that are only expected.
+    starts  the first key group of each partition. Like a fold, a merge is cut between partitions; within them only if
+            there are fewer partitions than tasks, and nothing is replayed
+    runs    all runs of the snapshot
+    delta   the output whose settings the merged runs share
+    replay  is merged in place of the runs that are only expected
     """
     by_key_group = _bytes_by_key_group(merge.runs)
     by_partition: dict[int, int] = {}
@@ -98,11 +101,11 @@ def merge_tasks(
 
 
 def expected_deltas(plan: ReplayPlan, folds: Sequence[Task], runs: Sequence[RunRef]) -> tuple[RunRef, ...]:
-    """The runs that folds of a plan will come to, as far as those before tell: none if no delta is left of these.
+    """Return the runs that the folds of a plan are expected to write; none if `runs` has no delta to judge by.
 
-    Together they are as large as the newest delta, but not larger than what is replayed. Rather too small: then too few
-    runs are merged with them, and the next round makes up for it. What is at the bottom tells nothing: a first round
-    may have rolled up a whole state.
+    Together they are as large as the newest delta, but not larger than the replay. If that is too small, too few runs
+    are merged with them, and the next round merges the rest. The bottom run is ignored: a first round may have rolled
+    up a whole state.
     """
     newest = newest_bytes((run for run in runs if run.start_position), 0)
     if newest is None:
@@ -130,13 +133,13 @@ def _ranges(firsts: Sequence[int], end: int) -> list[range]:
 
 
 def _within(plan: ReplayPlan | None, starts: Sequence[int], key_groups: range) -> ReplayPlan | None:
-    """What a plan has of the partitions that begin within these key groups; None if that is nothing."""
+    """Return the part of a plan for the partitions that begin within these key groups; None if that is empty."""
     mine = [partition for partition in plan.sizes if starts[partition] in key_groups] if plan else []
     return plan.only(mine) if plan and mine else None
 
 
 def _parts(sizes: Mapping[int, int], most: int) -> list[list[int]]:
-    """The keys in order, in at most so many parts (at least one), none empty, of about the same size."""
+    """Return the keys in order, in one to `most` parts of about equal size, none of them empty."""
     parts: list[list[int]] = [[]]
     total = max(1, sum(sizes.values()))
     for key, before in zip(sizes, accumulate(sizes.values(), initial=0), strict=False):
@@ -147,7 +150,7 @@ def _parts(sizes: Mapping[int, int], most: int) -> list[list[int]]:
 
 
 def _bytes_by_key_group(runs: Sequence[RunRef]) -> dict[int, int]:
-    """About how many bytes of the runs each key group has that they hold, in order."""
+    """Return about how many bytes of the runs each key group has, for the key groups that they hold, in order."""
     sizes = np.zeros(MAX_KEY_GROUPS, np.int64)
     held = np.zeros(MAX_KEY_GROUPS, np.bool_)
     for run in runs:

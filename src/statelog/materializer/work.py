@@ -1,7 +1,7 @@
-"""`RoundWork`: what whoever works for a round is given, and the scratch directory that it is given to work in.
+"""`RoundWork`: the dependencies of an engine for one round, and the scratch directory of the round.
 
-A scratch directory is where a round writes runs before it uploads them: one that a kill left behind is removed by the
-next round, others when their round ends. One that cannot be removed never fails a round: its runs are in the store.
+A round writes runs to its scratch directory before it uploads them, and removes it at its end. The next round removes
+the directory of a killed process. A directory that cannot be removed never fails a round: its runs are in the store.
 """
 
 import os
@@ -22,9 +22,13 @@ _PREFIX = "statelog-round-"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RoundWork:
-    """What an engine gets for one round. `scratch` is a directory of the round on this machine. `go_on` raises once the
-    round is given up. So many `threads` may be at work here, and a fold sorts `fold_bytes` of changes at once.
-    The names of runs begin with `prefix`.
+    """The dependencies of an engine for one round.
+
+    scratch     the round's directory on this machine
+    go_on       reports progress, and raises once the round is given up
+    threads     how many threads may work on this machine
+    fold_bytes  how many bytes of changes a fold sorts at once
+    prefix      begins the names of runs
     """
 
     log: Log
@@ -38,7 +42,7 @@ class RoundWork:
 
 @contextmanager
 def scratch_directory(parent: Path, environment: Environment) -> Generator[Path]:
-    """A new directory below `parent`, removed on leaving; those of dead rounds are removed first.
+    """Create a directory below `parent`, removed on leaving; those of dead rounds are removed first.
 
     Raises ConfigError if `parent` is no directory that can be written to, StorageFull, StoreUnavailable.
     """

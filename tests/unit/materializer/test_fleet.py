@@ -306,7 +306,7 @@ def test_a_root_that_cannot_be_listed_is_told_and_asked_again(bench: FleetBench)
 
         wait_for(is_seen)
         wait_for(lambda: bench.rounds("a") == 1)
-    assert problems == {"", "logs cannot be looked for: no answer [StoreUnavailable]"}
+    assert problems == {"", "logs cannot be searched for: no answer [StoreUnavailable]"}
 
 
 def test_a_log_whose_settings_are_refused_is_no_other_ones_trouble(bench: FleetBench) -> None:
@@ -315,7 +315,7 @@ def test_a_log_whose_settings_are_refused_is_no_other_ones_trouble(bench: FleetB
     bench.of_log["bad"] = {"fanout": 1}
     with bench.running(find=lambda: ["a", "bad", "c"]):
         wait_for(lambda: bench.rounds("a") == 1 and bench.rounds("c") == 1)
-        assert "bad cannot be taken up: fanout is 1" in bench.fleet.problem
+        assert "bad cannot be added: fanout is 1" in bench.fleet.problem
         bench.of_log.clear()
         wait_for(lambda: bench.rounds("bad") == 1)
         wait_for(lambda: not bench.fleet.problem)
