@@ -66,9 +66,13 @@ def at_line(at: int, work: Callable[[], object], number: int = signal.SIGUSR1) -
 
 @cache
 def _ends_of_with(code: CodeType) -> frozenset[int]:
-    """Where the code begins to leave a `with` block: it loads three times None, for `__exit__`."""
+    """Return where the code begins to leave a `with` block: it loads None three times, for `__exit__`, and before that
+    puts away what the block returns, if it does. Python looks for signals at neither.
+    """
     steps = list(dis.get_instructions(code))
-    ends = zip(steps, steps[1:], steps[2:], strict=False)
-    return frozenset(
-        three[0].offset for three in ends if all(one.opname == "LOAD_CONST" and one.argval is None for one in three)
-    )
+    found = set[int]()
+    for at, three in enumerate(zip(steps, steps[1:], steps[2:], strict=False)):
+        if all(one.opname == "LOAD_CONST" and one.argval is None for one in three):
+            before = steps[at - 1]
+            found |= {three[0].offset, before.offset if before.opname == "SWAP" else three[0].offset}
+    return frozenset(found)
