@@ -126,10 +126,10 @@ def test_a_service_without_the_request_to_truncate(provider: Provider, tmp_path:
 
 
 def test_a_service_that_does_not_tell(tmp_path: Path) -> None:
-    """What it does not tell is unknown, and no topic has an identity: each is waived by its own name, or refused."""
+    """A setting that it does not report is unknown, and no topic has an identity: each is waived by its own name, or refused."""
     with pytest.raises(UnsafeTopic) as caught:
         Twin(REDPANDA).live(tmp_path)
-    assert "does not tell min.insync.replicas, unclean.leader.election.enable" in caught.value.message
+    assert "does not report min.insync.replicas, unclean.leader.election.enable" in caught.value.message
     assert "gives topics no ids" in caught.value.message
     assert "topic-ids,unknown-settings" in caught.value.hint
     assert "min-insync" not in caught.value.hint
@@ -149,7 +149,7 @@ def test_a_log_whose_topic_acknowledges_early_from_now_on(tmp_path: Path) -> Non
     twin = Twin(APACHE)
     twin.live(tmp_path)
     twin.cluster.set_topic_config("x.ledger", {"warpstream.topic.type": "Lightning"})
-    with pytest.raises(UnsafeTopic, match="before their place in the log is known"), Log.open("x", twin.where()):
+    with pytest.raises(UnsafeTopic, match="before their offset is known"), Log.open("x", twin.where()):
         pass
 
 

@@ -142,7 +142,7 @@ def test_an_older_copy_at_the_same_url_truncates_nothing(places: Places) -> None
     assert later is not None
     ahead = Publication(later.ledger, 9, later.nonce, later.url)
     published[key] = offset, ahead.to_text()
-    assert "manifest 9 was published, and is not here" in places.round("root").cleanup.held_back
+    assert "manifest 9 was published, but is not here" in places.round("root").cleanup.held_back
     assert places.start() == start
     claim_root(places.open("root"))
     assert places.round("root").cleanup.held_back == ""

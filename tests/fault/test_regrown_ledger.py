@@ -427,16 +427,16 @@ def test_who_followed_what_a_snapshot_voids_does_not_go_on_behind_the_restart(tm
     with twin.open() as log:
         assert list(recover(log, at_least=snapshot_at).to_dict().values()) == [b"1"]
         for at_least in (place, place.position, snapshot_at + 1):
-            with pytest.raises(OffsetGone, match="what was followed"):
+            with pytest.raises(OffsetGone, match="commits that were followed"):
                 recover(log, at_least=at_least)
         cursor = Cursor(identity=log.descriptor.identity, applied=Applied.complete(place))
-        with pytest.raises(OffsetGone, match="what was followed"):
+        with pytest.raises(OffsetGone, match="commits that were followed"):
             recover(log, resume=cursor)
         with pytest.raises(NotFound, match="does not hold changes"):
             plan_changes(log, AtPosition(place.position))
-        with log.replay(kept) as again, pytest.raises(OffsetGone, match="what was followed"):
+        with log.replay(kept) as again, pytest.raises(OffsetGone, match="commits that were followed"):
             again.fold_to(log.ledger.end())
-        with pytest.raises(OffsetGone, match="what was followed"):
+        with pytest.raises(OffsetGone, match="commits that were followed"):
             window = CommitWindow(log, log.manifests.newest(), place)
             window.read_ahead(window.ledger_end(), lambda: False)
         window = CommitWindow(log, log.manifests.newest(), Place(snapshot_at))

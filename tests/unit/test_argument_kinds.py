@@ -94,7 +94,7 @@ _REFUSED: list[tuple[Callable[[statelog.Log, Where], object], str]] = [
     (lambda log, _: list(read_changes(log, plan_changes(log), settings=untyped({}))), "settings is of type dict"),
     (lambda _, where: statelog.standby("visits", where, poll_s=untyped("1s")), "poll_s is of type str"),
     (lambda _, __: TableSettings(uncommitted_changes_max=untyped(math.nan)), "uncommitted_changes_max has what is no"),
-    (lambda _, __: TableSettings(cache_bytes=untyped("1G")), "cache_bytes has what is no whole number"),
+    (lambda _, __: TableSettings(cache_bytes=untyped("1G")), "cache_bytes has an item that is no whole number"),
     (lambda _, __: WorkerHooks(tick_s=untyped("1s")), "tick_s is of type str"),
     (lambda _, __: WorkerHooks(on_tick=untyped(1.0)), "a hook is of type float"),
     (lambda _, __: InputTopic(untyped(["words"])), "the input topic is of type list"),
@@ -108,12 +108,12 @@ _REFUSED: list[tuple[Callable[[statelog.Log, Where], object], str]] = [
     (lambda log, _: statelog.Writer(log, "web", partitions=untyped(3)), "partitions is of type int"),
     (
         lambda _, where: statelog.table("visits", where, partitions=untyped("0")),
-        "partitions has what is no whole number",
+        "partitions has an item that is no whole number",
     ),
-    (lambda log, _: statelog.Writer(log, "web", partitions=untyped([0.5])), "partitions has what is no whole number"),
+    (lambda log, _: statelog.Writer(log, "web", partitions=untyped([0.5])), "partitions has an item that is no whole number"),
     (lambda _, where: statelog.standby("visits", where, partitions=[99]), "the log has no such partition"),
     (lambda log, _: statelog.recover(log, key_groups=untyped(5)), "key_groups is of type int"),
-    (lambda log, _: statelog.recover(log, key_groups=untyped([0.5])), "key_groups has what is no whole number"),
+    (lambda log, _: statelog.recover(log, key_groups=untyped([0.5])), "key_groups has an item that is no whole number"),
     (
         lambda _, where: statelog.table("visits", where, backend="rocksdb", directory="s3://bucket/state"),
         "a path on the local disk is needed here",
@@ -302,7 +302,7 @@ def test_a_value_of_another_type_says_what_to_do(statelog_twin: Twin, log: state
 def test_a_key_group_is_a_whole_number(statelog_twin: Twin, key_group: object) -> None:
     """As all of them are."""
     by_caller = statelog.LogOptions(partitions=2, key_groups=2, hash_rule="caller")
-    with pytest.raises(ConfigError, match="key_group has what is no whole number"):
+    with pytest.raises(ConfigError, match="key_group has an item that is no whole number"):
         statelog.table("parts", statelog_twin.where(), create=by_caller, key_group=untyped(key_group))
 
 

@@ -153,7 +153,7 @@ class Merging:
         others = (self._merged, self._beside)
         busy = [run for other in others if other and (theirs := other.merge) for run in theirs.runs]
         merges = choose_merges(runs, self._settings.fanout)
-        return [merge for merge in merges if not any(merge.meets(run) for run in busy)]
+        return [merge for merge in merges if not any(merge.overlaps(run) for run in busy)]
 
     def _tasks_of(
         self, merges: Sequence[Merge], runs: Runs, delta: TaskOutput, replay: ReplayPlan | None = None

@@ -1,10 +1,9 @@
-"""Arrow columns as numpy arrays and back, without a copy, and a fingerprint for each of their rows. Pure.
+"""Conversion between Arrow columns and numpy arrays, without a copy, and fingerprints of rows. Pure.
 
-pyarrow's own conversions do the same, and import pandas at the first of them if it is installed: 0.2 s in every process
-of a job, or of a materializer, that has no use for it. Where pandas is loaded already, they are a few microseconds
-faster than ours.
+pyarrow's own conversions import pandas if it is installed, which takes 0.2 s in every process. Where pandas is loaded
+already, they are a few microseconds faster than these.
 
-Nulls are the callers' to refuse first.
+Callers refuse nulls first.
 """
 
 import sys
@@ -19,16 +18,16 @@ import pyarrow as pa
 import xxhash
 from numpy.typing import NDArray
 
-_WIDEST = 256  # Longer rows are taken one by one: a call costs little next to so many bytes.
-_BLOCK_ROWS = 8192  # Bounds the padded matrix of rows of mixed lengths to 2 MiB, and keeps it near the cache.
-_MOST_SHARED = 16  # Columns that may lie in one buffer, which is counted once.
+_WIDEST = 256  # Longer rows are hashed one by one: a call costs little next to so many bytes.
+_BLOCK_ROWS = 8192  # Bounds the padded matrix of rows of mixed lengths to 2 MiB, so that it stays in the cache.
+_MOST_SHARED = 16  # The most columns that may share one buffer, which Arrow counts once.
 _MOST_COLUMN_BYTES = (1 << 31) - 1
 _SMALL_BYTES = 64 << 10
-_MANY_ROWS = 2000  # Of fewer Arrow moves all columns in the time of numpy's calls.
+_MANY_ROWS = 2000  # For fewer rows, Arrow's `take` of a batch beats numpy's calls.
 
 
 class BinaryColumn(NamedTuple):
-    """The rows' bytes end to end, and where each row's bytes start and end: one offset more than rows, the first 0."""
+    """The rows' bytes end to end, and the offset of each row: one offset more than rows, the first is 0."""
 
     offsets: NDArray[np.int32]
     data: NDArray[np.uint8]
@@ -39,7 +38,7 @@ class BinaryColumn(NamedTuple):
         return np.diff(self.offsets)
 
     def blocks(self) -> Iterator["BinaryColumn"]:
-        """The rows in parts that cost little to pad: all at once if they are of one length, of at most 256 bytes."""
+        """Yield the rows in parts that cost little to pad: one part if all have one length of at most 256 bytes."""
         lengths = self.lengths
         if lengths[0] <= _WIDEST and bool((lengths == lengths[0]).all()):
             yield self
@@ -49,7 +48,7 @@ class BinaryColumn(NamedTuple):
             yield BinaryColumn(offsets - offsets[0], self.data[offsets[0] : offsets[-1]])
 
     def padded(self, width: int, *, at_the_start: bool = False) -> NDArray[np.uint8]:
-        """The rows as a matrix of so many bytes each, with zeros behind the shorter ones, or before them."""
+        """Return the rows as a matrix of `width` bytes each, padded with zeros at the end, or at the start."""
         lengths = self.lengths
         if len(self.data) == width * len(lengths):
             return self.data.reshape(len(lengths), width)
@@ -61,17 +60,17 @@ class BinaryColumn(NamedTuple):
         return matrix
 
     def rows(self) -> list[bytes]:
-        """Each row by itself."""
+        """Return each row as bytes."""
         data = self.data.tobytes()
         return [data[start:end] for start, end in pairwise(self.offsets.tolist())]
 
 
 def binary_column(column: pa.Array) -> BinaryColumn:
-    """The parts of a binary or string column (32-bit offsets), of a slice only its own."""
+    """Return the parts of a binary or string column (32-bit offsets). A slice gives only its own rows."""
     _, raw_offsets, raw_data = column.buffers()
     if raw_offsets is None or len(column) == 0:
         return BinaryColumn(np.zeros(1, np.int32), np.zeros(0, np.uint8))
-    # Counted, because a buffer that came from elsewhere may end with a part of a number.
+    # With a count, because a foreign buffer may end with a part of a number.
     offsets = np.frombuffer(memoryview(raw_offsets), np.int32, column.offset + len(column) + 1)[column.offset :]
     if raw_data is None:
         return BinaryColumn(offsets, np.zeros(0, np.uint8))
@@ -80,9 +79,7 @@ def binary_column(column: pa.Array) -> BinaryColumn:
 
 
 def numbers_of(column: pa.Array | pa.ChunkedArray) -> NDArray[Any]:
-    """A column of integers, floats or booleans as an array that may not be written to. Raises pa.ArrowInvalid for a
-    null.
-    """
+    """Return a column of integers, floats or booleans as a read-only array. Raises pa.ArrowInvalid for a null."""
     column = whole_column(column)
     if column.type == pa.bool_():
         return numbers_of(column.cast(pa.uint8())).view(np.bool_)
@@ -91,20 +88,21 @@ def numbers_of(column: pa.Array | pa.ChunkedArray) -> NDArray[Any]:
     _, data = column.buffers()
     if data is None:
         return np.zeros(0, column.type.to_pandas_dtype())
-    # Counted, because a buffer that came from elsewhere may end with a part of a number.
+    # With a count, because a foreign buffer may end with a part of a number.
     return np.frombuffer(memoryview(data), column.type.to_pandas_dtype(), column.offset + len(column))[column.offset :]
 
 
 def numbers_or_zeros(column: pa.Array) -> NDArray[Any]:
-    """As `numbers_of`, with zeros for nulls."""
+    """Return `numbers_of`, with zeros for nulls."""
     if column.null_count:
         column = column.fill_null(column_of(np.zeros(1, column.type.to_pandas_dtype()))[0])
     return numbers_of(column)
 
 
 def column_of_rows(rows: Sequence[Any], kind: pa.DataType) -> pa.Array:
-    """A column of Python's own bytes, text or whole numbers, None for a null: `pa.array`, but where that would import
-    pandas. Raises pyarrow's ArrowInvalid, ArrowTypeError; OverflowError.
+    """Make a column of Python's bytes, text or whole numbers (None: null), like `pa.array` without importing pandas.
+
+    Raises pyarrow's ArrowInvalid, ArrowTypeError; OverflowError.
     """
     if "pandas" in sys.modules or not _spec_of("pandas"):
         return pa.array(rows, kind)
@@ -122,7 +120,7 @@ def column_of_rows(rows: Sequence[Any], kind: pa.DataType) -> pa.Array:
         rows = [b"" if row is None else row for row in rows]
         data = b"".join(rows)
     if len(data) > _MOST_COLUMN_BYTES:
-        return pa.array(rows, kind)  # Which raises, or cuts it.
+        return pa.array(rows, kind)  # It raises, or makes several chunks.
     offsets = np.zeros(len(rows) + 1, np.int32)
     np.cumsum(_lengths_of(rows), out=offsets[1:])
     return pa.Array.from_buffers(kind, len(rows), [validity, pa.py_buffer(offsets.data), pa.py_buffer(data)])
@@ -131,14 +129,14 @@ def column_of_rows(rows: Sequence[Any], kind: pa.DataType) -> pa.Array:
 def _column_of_integers(rows: Sequence[int | None]) -> pa.Array:
     try:
         return column_of(np.fromiter(cast("Sequence[int]", rows), np.int64, len(rows)))
-    except TypeError:  # None is no whole number.
+    except TypeError:  # A row is None.
         is_null = np.array([row is None for row in rows], np.bool_)
         return column_of(np.array([row or 0 for row in rows], np.int64), is_null)
 
 
 def _lengths_of(rows: Sequence[bytes]) -> NDArray[Any]:
     try:
-        return np.frombuffer(bytes(map(len, rows)), np.uint8)  # In half the time, if none is longer than 255.
+        return np.frombuffer(bytes(map(len, rows)), np.uint8)  # Half the time, if no row is longer than 255.
     except ValueError:
         return np.fromiter(map(len, rows), np.int32, len(rows))
 
@@ -147,12 +145,12 @@ _spec_of = cache(find_spec)
 
 
 def scalar_of(row: Any, kind: pa.DataType) -> pa.Scalar:
-    """One such row: `pa.scalar`, but where that would import pandas."""
+    """Make a scalar, like `pa.scalar` without importing pandas."""
     return column_of_rows([row], kind)[0]
 
 
 def taken(batch: pa.RecordBatch, order: NDArray[np.int64]) -> pa.RecordBatch:
-    """The rows of a batch in this order."""
+    """Return the rows of a batch in this order."""
     rows = column_of(order)
     if len(order) < _MANY_ROWS:
         return batch.take(rows)
@@ -161,8 +159,9 @@ def taken(batch: pa.RecordBatch, order: NDArray[np.int64]) -> pa.RecordBatch:
 
 
 def gathered(table: pa.Table, rows: NDArray[np.int64], most_bytes: int = 1 << 30) -> pa.Table:
-    """Return these rows of a table of any size, in this order. Arrow's own `take` first joins all chunks of a column to
-    one array, which ends at 2 GiB.
+    """Return these rows of a table of any size, in this order.
+
+    Arrow's own `take` first joins all chunks of a column to one array, which cannot exceed 2 GiB.
     """
     if table.nbytes <= most_bytes:
         return table.take(column_of(rows))
@@ -178,12 +177,12 @@ def gathered(table: pa.Table, rows: NDArray[np.int64], most_bytes: int = 1 << 30
 
 
 def moved(column: pa.Array, order: NDArray[np.int64]) -> pa.Array:
-    """The rows of a column in this order."""
+    """Return the rows of a column in this order."""
     return _moved(column, order) or column.take(column_of(order))
 
 
 def _moved(column: pa.Array, order: NDArray[np.int64]) -> pa.Array | None:
-    """As `take`, in a third of the time, of bytes or text where all rows are of one length; None of all else."""
+    """Take rows of bytes or text of one length, in a third of the time of Arrow's `take`; None for other columns."""
     if column.null_count or column.type not in (pa.binary(), pa.string()):
         return None
     offsets, data = binary_column(column)
@@ -196,18 +195,21 @@ def _moved(column: pa.Array, order: NDArray[np.int64]) -> pa.Array | None:
 
 
 def fits(batch: pa.RecordBatch, most_bytes: int) -> bool:
-    """Whether the rows of a batch take no more. To count them takes 15 us; what its buffers hold is known at once."""
+    """Return whether the rows of a batch take at most so many bytes.
+
+    Counting the rows' bytes takes 15 us; the size of the buffers is known at once.
+    """
     return batch.get_total_buffer_size() * _MOST_SHARED <= most_bytes or batch.nbytes <= most_bytes
 
 
 def about_bytes(batch: pa.RecordBatch) -> int:
-    """What the rows of a batch take; of a small one, what its buffers hold."""
+    """Return the size of a batch's rows; for a small batch, of its buffers."""
     held = batch.get_total_buffer_size()
     return held if held <= _SMALL_BYTES else batch.nbytes
 
 
 def whole_column(column: pa.Array | pa.ChunkedArray) -> pa.Array:
-    """A column in one piece, copied only if it is in several."""
+    """Return a column in one piece. It is copied only if it has several."""
     if isinstance(column, pa.Array):
         return column
     if column.num_chunks == 1:
@@ -216,8 +218,9 @@ def whole_column(column: pa.Array | pa.ChunkedArray) -> pa.Array:
 
 
 def column_of(numbers: NDArray[Any], is_null: NDArray[np.bool_] | None = None) -> pa.Array:
-    """An array of integers, floats or booleans as a column, which may keep it alive: it is not to be written to from
-    then on. Rows of `is_null` are null.
+    """Make a column of an array of integers, floats or booleans. Rows of `is_null` are null.
+
+    The column may share the array's memory: do not write to the array afterwards.
     """
     if "pandas" in sys.modules:
         return pa.array(numbers, mask=is_null)
@@ -234,10 +237,10 @@ def _bits(rows: NDArray[np.bool_] | Sequence[bool]) -> pa.Buffer:
 
 
 Fingerprints = tuple[NDArray[np.uint64], NDArray[np.uint64]]
-"""128 bits for each key, as two halves: a key's depend on the key alone, and equal keys have equal ones.
+"""128 bits for each key, as two halves. They depend on the key alone.
 
-Two different keys of a million have the same about once in 10^20 columns. They are not stored anywhere: another version
-may compute others.
+Among a million different keys, two share a fingerprint about once in 10^20 columns. Fingerprints are not stored, so
+another version may compute others.
 """
 
 _MIXES = (np.uint64(0x9E3779B97F4A7C15), np.uint64(0xC2B2AE3D27D4EB4F))
@@ -246,21 +249,22 @@ _HALF, _THIRD = np.uint64(32), np.uint64(29)
 
 
 def fingerprints(keys: pa.Array, halves: int = 2) -> Fingerprints:
-    """Return the fingerprints of a column of keys without nulls, of a key type of ours. About 10 ns for a key of 16
-    bytes. With one of the `halves` alone, the second is the first.
+    """Return the fingerprints of a column of keys (of a `KeyType`, without nulls). About 10 ns for a key of 16 bytes.
+
+    With `halves` 1, the second half equals the first.
     """
     if len(keys) == 0:
         return np.zeros(0, np.uint64), np.zeros(0, np.uint64)
     if pa.types.is_int64(keys.type):
         longs = numbers_of(keys).view(np.uint64)
         return longs, longs  # Exact already.
-    pieces = (keys.slice(start, _BLOCK_ROWS) for start in range(0, len(keys), _BLOCK_ROWS))  # Near the cache.
+    pieces = (keys.slice(start, _BLOCK_ROWS) for start in range(0, len(keys), _BLOCK_ROWS))  # They fit in the cache.
     blocks = [_of_block(block, halves) for piece in pieces for block in binary_column(piece).blocks()]
     return np.concatenate([one for one, _ in blocks]), np.concatenate([two for _, two in blocks])
 
 
 def mixed_with(state: NDArray[np.uint64], words: NDArray[np.uint64], half: int) -> NDArray[np.uint64]:
-    """One half of the fingerprints of rows of several columns: what the columns before gave, and those of the next."""
+    """Mix the next column's fingerprints into a half of the rows' fingerprints so far."""
     mixed = (((state ^ (state >> _THIRD)) * _MIXES[half]) ^ words) * _ENDS[half]
     return mixed ^ (mixed >> _HALF)
 
@@ -280,7 +284,7 @@ def _of_block(block: BinaryColumn, halves: int) -> Fingerprints:
 
 
 def _of_narrow(block: BinaryColumn, halves: int) -> Fingerprints:
-    """Of keys of at most 256 bytes, padded with zeros to whole words; padding counts for nothing."""
+    """Return the fingerprints of keys of at most 256 bytes. Padding to whole words does not affect them."""
     lengths = block.lengths
     width = int(lengths.max(initial=1))
     words = np.ascontiguousarray(block.padded(width + -width % 8)).view(np.uint64)
@@ -289,12 +293,12 @@ def _of_narrow(block: BinaryColumn, halves: int) -> Fingerprints:
 
 
 def _mixed(words: NDArray[np.uint64], lengths: NDArray[np.int32], half: int) -> NDArray[np.uint64]:
-    """One half of the fingerprint. Each step is a bijection of the word that comes in, and of what went before."""
+    """Return one half of the fingerprints. Each step is a bijection of the next word, and of the state before."""
     mix, end = _MIXES[half], _ENDS[half]
     state, shortest = lengths.astype(np.uint64) * end, int(lengths.min(initial=_WIDEST))
     for column in range(words.shape[1]):
         mixed = ((state ^ (state >> _THIRD)) * mix) ^ words[:, column]
-        # A word of padding alone is not there for a shorter key.
+        # A word of padding only is skipped.
         state = mixed if shortest > 8 * column else np.where(lengths > 8 * column, mixed, state)
     state = (state ^ (state >> _HALF)) * end
     return state ^ (state >> _THIRD)

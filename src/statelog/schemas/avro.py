@@ -1,12 +1,12 @@
 """The two uses of Avro: one record inside a Kafka record, and one record as a file.
 
-- In Kafka: Avro's single-object encoding, `C3 01`, the schema's CRC-64-AVRO fingerprint, the datum.
-- As a file: an ordinary Avro object container with exactly one record, which any Avro tool opens. Its
-  sync marker is the xxh3-128 of the record's bytes, so that damage is noticed.
+- In Kafka: Avro's single-object encoding (`C3 01`, the schema's CRC-64-AVRO fingerprint, the datum).
+- As a file: an ordinary Avro object container with exactly one record, which any Avro tool opens. Its sync marker is
+  the xxh3-128 of the record's bytes, so that damage is detected.
 
 Invariants:
-- Bytes are decoded only after a checksum over them was verified, and only with our own schema of the
-  format version that they name. The schema text inside a file is for other tools; we never interpret it.
+- Bytes are decoded only after their checksum was verified, and only with our own schema of their format version. The
+  schema text inside a file is for other tools; statelog never interprets it.
 - A decoder consumes its input to the last byte.
 """
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
 Datum = Mapping[str, Any]
-"""One record, as Avro wants it and gives it: the schema says which names there are, and of which types."""
+"""One record as Avro's reader and writer take it. The schema defines names and types."""
 T = TypeVar("T")
 
 _SINGLE_OBJECT = b"\xc3\x01"
@@ -55,7 +55,7 @@ _BYTES = parse_schema({"type": "bytes"})
 
 
 def datum_of(value: "DataclassInstance", **others: object) -> dict[str, Any]:
-    """A dataclass as a datum: its fields by name, but for the `others`, which Avro has in another form."""
+    """Return a dataclass as a datum: its fields by name, replaced by `others` where Avro has another form."""
     return {name: getattr(value, name) for name in _names(type(value))} | others
 
 
@@ -65,7 +65,7 @@ def _names(kind: "type[DataclassInstance]") -> tuple[str, ...]:
 
 
 def long_bytes(number: int) -> bytes:
-    """An `int` or a `long` as a datum has it: zigzag, seven bits to a byte."""
+    """Encode an `int` or a `long`: zigzag, seven bits to a byte."""
     left = number << 1 if number >= 0 else ~number << 1 | 1
     if left < 0x80:
         return _BYTES_OF[left]
@@ -82,12 +82,12 @@ def long_bytes(number: int) -> bytes:
 
 
 def blob(data: bytes) -> bytes:
-    """A `bytes` or, in UTF-8, a `string` as a datum has it."""
+    """Encode a `bytes`, or a `string` in UTF-8."""
     return long_bytes(len(data)) + data
 
 
 def block(items: Sequence[bytes]) -> bytes:
-    """An `array` as a datum has it, or a `map`, whose items are its keys with their values."""
+    """Encode an `array` of encoded items, or a `map` of encoded pairs."""
     return b"".join((long_bytes(len(items)), *items, b"\0")) if items else b"\0"
 
 
@@ -99,7 +99,7 @@ def _load(avsc: str) -> dict[str, object]:
 class RecordCodec:
     """Encodes and decodes one kind of record, whose schema is `avsc/<name>.avsc`.
 
-    `earlier` names schemas of before that are still read: their records lack fields.
+    `earlier` names older schemas that are still read; their records lack fields.
     """
 
     def __init__(self, avsc: str, *, earlier: Collection[str] = ()) -> None:
@@ -108,21 +108,21 @@ class RecordCodec:
         self._schema = parse_schema(raw)
         checksum = fingerprint(to_parsing_canonical_form(self._schema), "CRC-64-AVRO")
         self.prefix = _SINGLE_OBJECT + bytes.fromhex(checksum)
-        """What its single-object encoding begins with: the schema's fingerprint."""
+        """The first bytes of its single-object encoding: a marker and the schema's fingerprint."""
         self._earlier = {codec.prefix: codec for codec in map(RecordCodec, earlier)}
 
     def encode_datum(self, record: Datum) -> bytes:
-        """The bare datum, without any header."""
+        """Encode the bare datum, without any header."""
         out = io.BytesIO()
         schemaless_writer(out, self._schema, record)
         return out.getvalue()
 
     def encode(self, record: Datum) -> bytes:
-        """The record in Avro's single-object encoding."""
+        """Encode the record in Avro's single-object encoding."""
         return self.prefix + self.encode_datum(record)
 
     def decode_datum(self, data: bytes) -> tuple[dict[str, Any], int]:
-        """One datum from the start of `data`, and how many bytes it took. Raises Corrupt."""
+        """Decode one datum at the start of `data`. Return it with its size in bytes. Raises Corrupt."""
         source = io.BytesIO(data)
         try:
             record = schemaless_reader(source, self._schema, None)
@@ -131,16 +131,16 @@ class RecordCodec:
         return cast("dict[str, Any]", record), source.tell()
 
     def decode_whole(self, data: bytes) -> dict[str, Any]:
-        """The single-object record that all of `data` is. Raises Corrupt if it is not this kind of record."""
+        """Decode `data` as one single-object record. Raises Corrupt if it is not exactly one of this kind."""
         record, size = self.decode(data)
         if size != len(data):
             raise Corrupt("there are bytes after an Avro record", size_bytes=len(data), follow=len(data) - size)
         return record
 
     def decode(self, data: bytes) -> tuple[dict[str, Any], int]:
-        """One single-object record from the start of `data`, and how many bytes it took.
+        """Decode one single-object record at the start of `data`. Return it with its size in bytes.
 
-        Raises Corrupt if the bytes are not this kind of record; the caller checks what follows.
+        Raises Corrupt if it is not this kind of record. The caller checks the bytes that follow.
         """
         if data[:_SINGLE_OBJECT_BYTES] != self.prefix:
             older = self._earlier.get(data[:_SINGLE_OBJECT_BYTES])
@@ -156,7 +156,7 @@ class RecordCodec:
 class FileCodec:
     """Encodes and decodes a file that holds one record: an Avro object container, format version `version`.
 
-    `earlier` names the schemas of the versions before it that are still read. Their records may lack fields.
+    `earlier` names the schemas of older versions that are still read; their records may lack fields.
     """
 
     def __init__(self, avsc: str, version: int, error: type[Corrupt], earlier: Mapping[int, str] | None = None) -> None:
@@ -166,7 +166,7 @@ class FileCodec:
         self._error = error
 
     def encode(self, record: Datum) -> bytes:
-        """The whole file."""
+        """Return the content of the file."""
         datum = self._codec.encode_datum(record)
         sync = xxhash.xxh3_128_digest(datum)
         meta = {
@@ -182,9 +182,10 @@ class FileCodec:
         return out.getvalue()
 
     def decode(self, data: bytes, path: str, make: Callable[[Datum], T]) -> T:
-        """What `make` makes of the record in the file at `path`; it checks that as it does what a caller gives.
+        """Decode the file at `path`, and return what `make` builds of its record.
 
-        Raises this codec's Corrupt class, or UnknownFormat for a newer format version.
+        `make` checks the record like any caller's input. Raises this codec's Corrupt class, or UnknownFormat for a
+        newer format version.
         """
         try:
             datum = self._decode(data)

@@ -1,10 +1,9 @@
-"""The descriptor: what a log is, written once into its directory when the log is created.
+"""The descriptor: a log's identity and fixed settings, written once into its directory when the log is created.
 
 Invariants:
-- Nothing in the file ever changes, nor its version, for the ledger's Mark has its hash. A log whose topics or cluster
-  differ from it is refused, and both values are named; unless a manifest says that a person accepted other topics in
-  their place. `at` is the descriptor with those.
-- What is read back passes the same checks as what a caller gives: a file is untrusted input.
+- The file and its version never change, because the ledger's Mark has its hash. A log on other topics or another
+  cluster is refused, with both values, unless a manifest says that a person accepted the other topics (`at`).
+- A file is untrusted input: it passes the same checks as a caller's values.
 """
 
 import hashlib
@@ -41,7 +40,7 @@ _FILE_1, _FILE_2 = (FileCodec(name, version=number, error=CorruptDescriptor) for
 
 
 class HashRule(StrEnum):
-    """How a key's key group is known: from the key, its first bytes, or the caller (then no look-up by key)."""
+    """The source of a key's key group: the key, its first bytes, or the caller (then there is no lookup by key)."""
 
     CRC32 = "crc32"
     CRC32_PREFIX = "crc32-prefix"
@@ -49,19 +48,22 @@ class HashRule(StrEnum):
 
 
 def check_hashing(hash_rule: HashRule, key_type: KeyType, prefix_bytes: object) -> None:
-    """Raise ConfigError unless key groups can follow from keys in this way."""
+    """Raise ConfigError unless key groups can be computed in this way."""
     check_prefix_bytes(prefix_bytes, key_type)
     if (prefix_bytes is None) is (hash_rule is HashRule.CRC32_PREFIX):
-        hint = f"Give both for key groups by prefix: hash_rule={str(HashRule.CRC32_PREFIX)!r}, prefix_bytes=8, say"
+        hint = f"Give both for key groups by prefix, such as hash_rule={str(HashRule.CRC32_PREFIX)!r}, prefix_bytes=8"
         raise ConfigError(f"hash_rule is {hash_rule} and prefix_bytes {prefix_bytes}", hint=hint)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Descriptor:
-    """A log's name, identity and fixed counts. `value_schema_id` is its first value schema, 0 for opaque bytes.
-    `nonce` is random, so that no two logs have the same descriptor. `made_with` is the identity that the file names,
-    where the log has other topics now. `prefix_bytes` is how many bytes of a key name its key group, None for all.
-    `record_bytes_max` is its largest record, Kafka's framing included: both topics allow as much.
+    """A log's name, identity and fixed counts.
+
+    `value_schema_id`: its first value schema, 0 for opaque bytes.
+    `nonce`: random, so that no two logs have the same descriptor.
+    `made_with`: the identity in the file, if the log has other topics now.
+    `prefix_bytes`: how many first bytes of a key are hashed, None for all.
+    `record_bytes_max`: its largest record, Kafka's framing included. Both topics allow as much.
 
     Raises InvalidName, ConfigError.
     """
@@ -88,13 +90,13 @@ class Descriptor:
             raise ConfigError("no log has such a largest record", record_bytes_max=self.record_bytes_max)
 
     def at(self, identity: LogIdentity) -> "Descriptor":
-        """The descriptor of the same log on the topics of this identity."""
+        """Return the descriptor of the same log on the topics of this identity."""
         made_with = self.made_with or self.identity
         return replace(self, identity=identity, made_with=None if identity == made_with else made_with)
 
     @property
     def seal_key(self) -> bytes:
-        """What seals the witnesses of chunks: one that was written for other topics of this log says nothing."""
+        """The key that seals the witnesses of chunks. It differs for other topics of the same log."""
         if self.made_with is None:
             return self.nonce
         ids = self.identity
@@ -103,21 +105,21 @@ class Descriptor:
 
     @property
     def digest(self) -> bytes:
-        """The SHA-256 of the file: what the ledger's first record says of its owner."""
+        """The SHA-256 of the file. The ledger's Mark carries it."""
         return hashlib.sha256(self.to_bytes()).digest()
 
     def key_group_of(self, key: bytes | str | int) -> int:
-        """The key group of a key, by the log's hash. Raises InvalidChange; Misuse where callers name it."""
+        """Return the key group of a key, by the log's hash. Raises InvalidChange; Misuse where callers name it."""
         self._check_hashed()
         return crc32(key_bytes(key, self.key_type)[: self.prefix_bytes]) % self.key_groups
 
     def key_groups_of(self, keys: pa.Array) -> NDArray[np.uint16]:
-        """Those of a column of keys of the log's type. Raises Misuse where callers name them."""
+        """Return the key groups of a column of keys of the log's type. Raises Misuse where callers name them."""
         self._check_hashed()
         return key_groups_of(keys, self.key_groups, self.prefix_bytes)
 
     def check_key_groups(self, changes: pa.Table, damage: type[Corrupt] = Corrupt, **facts: Fact) -> pa.Table:
-        """Return the changes. Raise `damage` for one in a key group that is not its key's, if not callers name them."""
+        """Return the changes. Raise `damage` for a key in another key group than its own, unless callers name them."""
         for batch in changes.to_batches() if self.hash_rule is not HashRule.CALLER else ():
             keys, found = batch.column("key"), numbers_of(batch.column("key_group"))
             strays = np.flatnonzero(found != (own := self.key_groups_of(keys)))
@@ -131,22 +133,22 @@ class Descriptor:
 
     def _check_hashed(self) -> None:
         if self.hash_rule is HashRule.CALLER:
-            raise Misuse("the callers of this log name the key groups: none follows from a key", log=self.name)
+            raise Misuse("the callers of this log name the key groups: a key does not determine one", log=self.name)
 
     def key_groups_in(self, partitions: Iterable[int]) -> frozenset[int]:
-        """The key groups that these partitions hold: what a worker restores that writes them."""
+        """Return the key groups that these partitions hold."""
         held = (key_groups_of_partition(partition, self.partitions, self.key_groups) for partition in partitions)
         return frozenset(chain.from_iterable(held))
 
     def to_bytes(self) -> bytes:
-        """The file, of the earliest version that can say it: so older releases know what they can read."""
+        """Return the content of the file, in the earliest version that suffices, so that older releases can read it."""
         is_of_16_mib = self.record_bytes_max == MAX_RECORD_BYTES
         file = (_FILE_1 if self.prefix_bytes is None else _FILE_2) if is_of_16_mib else _FILE
         return file.encode(datum_of(self, identity=datum_of(self.made_with or self.identity)))
 
     @classmethod
     def from_bytes(cls, data: bytes, path: str) -> "Descriptor":
-        """From the file's bytes; `path` is for messages. Raises CorruptDescriptor, UnknownFormat."""
+        """Decode the file; `path` is for messages. Raises CorruptDescriptor, UnknownFormat."""
         return _FILE.decode(data, path, _from_datum)
 
 
@@ -157,10 +159,10 @@ def _from_datum(datum: Datum) -> Descriptor:
 
 
 def verify(descriptor: Descriptor, found_identity: LogIdentity, found_partitions: int) -> str | None:
-    """Compare the descriptor with what the cluster shows. Returns a warning for people, or None if all is equal.
+    """Compare the descriptor with the cluster. Return a warning for people, or None if all is equal.
 
-    Partitions that were added later are ignored with that warning: the log's key groups stay where they are.
-    Raises IdentityChanged, naming both values, for another cluster, another topic, or fewer partitions.
+    Partitions that were added later are ignored with that warning: the log's key groups stay where they are. Raises
+    IdentityChanged, with both values, for another cluster, another topic, or fewer partitions.
     """
     for what, name in (("cluster", "cluster_id"), ("data topic", "data_topic_id"), ("ledger topic", "ledger_topic_id")):
         ids = getattr(descriptor.identity, name), getattr(found_identity, name)
@@ -186,13 +188,13 @@ def verify(descriptor: Descriptor, found_identity: LogIdentity, found_partitions
 
 
 _OTHER_CLUSTER = (
-    "Check bootstrap.servers and the root URL. A log does not fail over to another cluster, also not to a mirror of its"
+    "Check bootstrap.servers and the root URL. A log cannot fail over to another cluster, not even to a mirror of its"
     " topics: move it there (`statelog copy`)"
 )
 
 
 def lost_topic_hint(name: str) -> str:
-    """Return what a person can do about a topic that was deleted, or recreated: it is another topic then."""
+    """Return the hint for a topic that was deleted, or recreated (which makes it another topic)."""
     return (
         "Check bootstrap.servers and the root URL. A deleted topic does not come back: copy the newest snapshot into a"
         f" new log (`statelog copy {name} COPY --snapshot --finish`), or delete the log"

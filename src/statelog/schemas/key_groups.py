@@ -1,14 +1,14 @@
 """Key groups: the key group of a key, the partition of a key group, and the shares of many workers. Pure.
 
-The rule is `crc32(key bytes) % key_groups`, and it is part of the log's format: it never changes. Key bytes are
-bytes as they are, strings in UTF-8, and longs as 8 bytes in big-endian two's complement. A log may hash only the first
-`prefix_bytes` of them. `key_group_vectors.json` beside this file holds test vectors for other implementations.
+The rule is `crc32(key bytes) % key_groups`. It is part of the log's format and never changes. Key bytes are bytes as
+they are, strings in UTF-8, and longs as 8 bytes in big-endian two's complement. A log may hash only the first
+`prefix_bytes` of them. `key_group_vectors.json` in this folder holds test vectors for other implementations.
 
 Invariants:
 - `key_groups` is between 1 and 65536, so that a key group fits in uint16.
 - A partition holds adjacent key groups, and every partition holds at least one (`partitions <= key_groups`).
-- The shares of N workers are disjoint, lie in their order, and together are everything; their sizes differ by at most
-  one. So every process works out its own, and starting with another number of workers re-assigns everything.
+- The shares of N workers are disjoint, ascend, and together cover everything; their sizes differ by at most one. So
+  every process can compute its own, and a start with another number of workers re-assigns everything.
 - In a bitmap, bit i (least significant first) stands for the i-th key group of the partition.
 """
 
@@ -29,9 +29,9 @@ from statelog.schemas.names import check_kind, parse_enum, whole_in
 MAX_KEY_GROUPS = 65536
 _MAX_PREFIX_BYTES = 256
 _WIDEST = 256  # Longer keys go to zlib one by one; its call costs little next to so many bytes.
-_FEW = 64  # So many key groups become a bitmap faster one by one than by numpy.
+_FEW = 64  # Up to so many key groups, a loop makes a bitmap faster than numpy.
 LONG_MIN, LONG_MAX = -(1 << 63), (1 << 63) - 1
-"""What a key of type long is at least, and at most."""
+"""The range of a key of type long."""
 
 Crcs = NDArray[np.uint32]
 
@@ -50,7 +50,7 @@ class KeyType(StrEnum):
 
     @classmethod
     def of(cls, arrow_type: pa.DataType) -> "KeyType":
-        """The key type whose columns have this Arrow type. Raises InvalidChange if there is none."""
+        """Return the key type whose columns have this Arrow type. Raises InvalidChange if there is none."""
         for key_type, known in _ARROW_TYPES.items():
             if known.equals(arrow_type):
                 return key_type
@@ -71,7 +71,7 @@ def check_counts(partitions: int, key_groups: int) -> None:
 
 
 def check_prefix_bytes(prefix_bytes: object, key_type: KeyType) -> None:
-    """Raise ConfigError unless key groups of such keys can go by so many of their first bytes; None is all of them."""
+    """Raise ConfigError unless keys of this type can be hashed by so many first bytes; None is all of them."""
     if prefix_bytes is None:
         return
     if type(prefix_bytes) is not int or not 1 <= prefix_bytes <= _MAX_PREFIX_BYTES:
@@ -84,7 +84,10 @@ def check_prefix_bytes(prefix_bytes: object, key_type: KeyType) -> None:
 
 
 def key_bytes(key: bytes | str | int, key_type: KeyType) -> bytes:
-    """The canonical bytes of a key. Raises InvalidChange for another type, a lone surrogate, or a long over 64 bits."""
+    """Return the canonical bytes of a key.
+
+    Raises InvalidChange for another type, a lone surrogate, or a long over 64 bits.
+    """
     if key_type is KeyType.BYTES and isinstance(key, bytes):
         return key
     if key_type is KeyType.STRING and isinstance(key, str):
@@ -104,7 +107,7 @@ def key_bytes(key: bytes | str | int, key_type: KeyType) -> bytes:
 def key_group_of(
     key: bytes | str | int, key_type: KeyType | str, key_groups: int, prefix_bytes: int | None = None
 ) -> int:
-    """The key group of one key; by its first `prefix_bytes` alone, if the log's `prefix_bytes` is not None.
+    """Return the key group of one key. `prefix_bytes`: the log's; only so many first bytes are hashed (None: all).
 
         >>> key_group_of("alice", "string", 128)
         71
@@ -121,7 +124,7 @@ def key_group_of(
 
 
 def key_groups_of(keys: pa.Array, key_groups: int, prefix_bytes: int | None = None) -> NDArray[np.uint16]:
-    """The key group of every key of a column. Raises InvalidChange for nulls and other types, ConfigError."""
+    """Return the key group of every key of a column. Raises InvalidChange for nulls and other types, ConfigError."""
     if prefix_bytes is not None:
         check_prefix_bytes(prefix_bytes, KeyType.of(keys.type))
         keys = pc.binary_slice(keys.cast(pa.binary()), 0, prefix_bytes)
@@ -129,9 +132,9 @@ def key_groups_of(keys: pa.Array, key_groups: int, prefix_bytes: int | None = No
 
 
 def crc32_column(column: pa.Array) -> Crcs:
-    """zlib's crc32 of the canonical bytes of every key of a binary, string or int64 column.
+    """Return zlib's crc32 of the canonical bytes of every key of a binary, string or int64 column.
 
-    About 12 ns for a key of 16 bytes where all have one length, 60 ns where lengths are mixed. Raises InvalidChange for
+    A key of 16 bytes takes about 12 ns if all have one length, 60 ns if lengths are mixed. Raises InvalidChange for
     nulls and other types.
     """
     key_type = KeyType.of(column.type)
@@ -153,17 +156,17 @@ def _crc32_of_block(block: BinaryColumn) -> Crcs:
     if int(lengths.min()) == width:
         return _crc32_fixed(block.padded(width))
     width += width % 2
-    # Keys are right-aligned: a byte's share depends on its distance from the end only, and leading zeros add nothing.
+    # Keys are right-aligned: a byte's share depends only on its distance from the end, and leading zeros add nothing.
     constants = _zero_crcs()
     crcs: Crcs = _crc32_fixed(block.padded(width, at_the_start=True)) ^ (constants[width] ^ constants[lengths])
     return crcs
 
 
 def _crc32_fixed(matrix: NDArray[np.uint8]) -> Crcs:
-    """crc32 of the rows of a byte matrix.
+    """Return the crc32 of the rows of a byte matrix.
 
-    crc32 is affine over GF(2): that of a row is a constant for its length, xor one table value for each byte and its
-    distance from the end. The tables take two bytes at a time, so a 16-byte key costs eight look-ups.
+    crc32 is affine over GF(2): a constant for the row's length, xor one table value for each byte and its distance from
+    the end. The tables take two bytes at a time, so a 16-byte key costs eight lookups.
     """
     width = int(matrix.shape[1])
     out = np.full(len(matrix), int(_zero_crcs()[width]), np.uint32)
@@ -179,19 +182,19 @@ def _crc32_fixed(matrix: NDArray[np.uint8]) -> Crcs:
 
 @cache
 def _byte_tables() -> NDArray[np.uint32]:
-    """Row d: the share of each byte value at distance d from the end of a key."""
+    """Return a table whose row d is the share of each byte value at distance d from the end of a key."""
     base = np.fromiter((zlib.crc32(bytes([b])) ^ zlib.crc32(b"\0") for b in range(256)), np.uint32, 256)
     tables = np.empty((_WIDEST, 256), np.uint32)
     tables[0] = base
     for distance in range(1, _WIDEST):
-        nearer = tables[distance - 1]
-        tables[distance] = base[nearer & np.uint32(0xFF)] ^ (nearer >> np.uint32(8))
+        before = tables[distance - 1]
+        tables[distance] = base[before & np.uint32(0xFF)] ^ (before >> np.uint32(8))
     return tables
 
 
 @cache
 def _pair_table(pair: int) -> NDArray[np.uint32]:
-    """The share of each two bytes (read little-endian) at the distances 2 * pair + 1 and 2 * pair. 256 KiB."""
+    """Return the share of each two bytes (little-endian) at the distances 2 * pair + 1 and 2 * pair. 256 KiB."""
     first, second = _byte_tables()[2 * pair + 1], _byte_tables()[2 * pair]
     table: NDArray[np.uint32] = second[:, None] ^ first[None, :]
     return table.reshape(-1)
@@ -206,18 +209,18 @@ def _zero_crcs() -> NDArray[np.uint32]:
 
 
 def partition_of(key_group: int, partitions: int, key_groups: int) -> int:
-    """The partition that holds a key group."""
+    """Return the partition that holds a key group."""
     return key_group * partitions // key_groups
 
 
 def key_groups_of_partition(partition: int, partitions: int, key_groups: int) -> range:
-    """The adjacent key groups that a partition holds."""
+    """Return the adjacent key groups that a partition holds."""
     return range(-(-partition * key_groups // partitions), -(-(partition + 1) * key_groups // partitions))
 
 
 @cache
 def partition_starts(partitions: int, key_groups: int) -> NDArray[np.int64]:
-    """The first key group of every partition, and `key_groups` at the end: partitions + 1 numbers."""
+    """Return the first key group of every partition, and `key_groups` at the end: partitions + 1 numbers."""
     starts = -(-np.arange(partitions + 1, dtype=np.int64) * key_groups // partitions)
     starts.flags.writeable = False  # All callers share it.
     return starts
@@ -227,13 +230,14 @@ def partition_starts(partitions: int, key_groups: int) -> NDArray[np.int64]:
 
 
 def to_bitmap(key_groups: NDArray[np.uint16] | Sequence[int], first: int) -> bytes:
-    """The bitmap of these key groups (any order, repeats allowed) in the partition whose first key group is `first`.
+    """Return the bitmap of these key groups (any order, with repeats) in the partition that starts at `first`.
 
-    Ends with the byte of the highest one, so that equal sets have equal bitmaps. Raises KeyGroupMismatch below `first`.
+    It ends with the byte of the highest one, so that equal sets have equal bitmaps. Raises KeyGroupMismatch for a key
+    group below `first`.
     """
     if not isinstance(key_groups, np.ndarray):
         return _small_bitmap(set(key_groups), first)
-    if len(key_groups) > _FEW:  # Of those that follow each other, as in what is sorted, one will do.
+    if len(key_groups) > _FEW:  # Drop adjacent repeats, which sorted changes have.
         key_groups = key_groups[np.flatnonzero(np.append(key_groups[1:] != key_groups[:-1], True))]
     if len(key_groups) <= _FEW:
         return _small_bitmap(set(key_groups.tolist()), first)
@@ -245,7 +249,7 @@ def to_bitmap(key_groups: NDArray[np.uint16] | Sequence[int], first: int) -> byt
 
 
 def _small_bitmap(key_groups: Set[int], first: int) -> bytes:
-    """As `to_bitmap`, in a tenth of the time that numpy's calls take for the few changes of a small commit."""
+    """Make the bitmap of few key groups, in a tenth of the time of numpy's calls."""
     if key_groups and min(key_groups) < first:
         raise _below(min(key_groups), first)
     bits = 0
@@ -259,13 +263,13 @@ def _below(key_group: int, first: int) -> KeyGroupMismatch:
 
 
 def merge_bitmaps(a: bytes, b: bytes) -> bytes:
-    """The bitmap of the key groups that are in either."""
+    """Return the bitmap of the key groups that are in either."""
     merged = int.from_bytes(a, "little") | int.from_bytes(b, "little")
     return merged.to_bytes(max(len(a), len(b)), "little")
 
 
 def bitmaps_overlap(a: bytes, b: bytes) -> bool:
-    """Whether a key group is in both."""
+    """Return whether a key group is in both."""
     return bool(int.from_bytes(a, "little") & int.from_bytes(b, "little"))
 
 
@@ -273,7 +277,7 @@ def bitmaps_overlap(a: bytes, b: bytes) -> bool:
 
 
 def spark_expression(column: str, key_type: KeyType | str, key_groups: int, prefix_bytes: int | None = None) -> str:
-    """The Spark SQL expression (an INT, null for a null key) for the key group of a top-level column of keys.
+    """Return the Spark SQL expression (an INT, null for a null key) for the key group of a top-level column of keys.
 
     Raises ConfigError for a key type or a number that no log has, and for a prefix of longs.
     """
@@ -294,18 +298,18 @@ def spark_expression(column: str, key_type: KeyType | str, key_groups: int, pref
 
 
 def share(count: int, *, worker: int, workers: int) -> range:
-    """The part of `range(count)` (partitions, or key groups) that belongs to worker 0, 1, ... or `workers - 1`.
+    """Return the part of `range(count)` (partitions, or key groups) that belongs to worker 0, 1, ... or `workers - 1`.
 
-    By the rule that also lays key groups into partitions. Raises ConfigError for a worker that does not exist.
+    The same rule maps key groups to partitions. Raises ConfigError for a worker that does not exist.
     """
     if count < 0 or not 0 <= worker < workers:
-        hint = "Workers are numbered from 0, and there is at least one"
+        hint = "Number the workers from 0 to workers - 1"
         raise ConfigError(f"there is no share for worker {worker} of {workers} in {count}", hint=hint)
     return key_groups_of_partition(worker, workers, count)
 
 
 def ranges_of(numbers: Iterable[int]) -> list[list[int]]:
-    """Numbers as half-open ranges, ascending."""
+    """Return numbers as half-open ranges, ascending."""
     ranges: list[list[int]] = []
     for number in sorted(set(numbers)):
         if ranges and ranges[-1][1] == number:
@@ -316,13 +320,14 @@ def ranges_of(numbers: Iterable[int]) -> list[list[int]]:
 
 
 def ranges_text(numbers: Iterable[int]) -> str:
-    """Numbers as people write them: single ones and half-open ranges, such as "0:4,6"."""
+    """Write numbers as single ones and half-open ranges, such as "0:4,6"."""
     return ",".join(str(start) if end == start + 1 else f"{start}:{end}" for start, end in ranges_of(numbers))
 
 
 def read_ranges(text: str, what: str) -> tuple[int, ...]:
-    """The numbers that people write so, ascending: "0:64,70" are 0 to 63 and 70, and so are "0-63,70", with both ends.
-    Raises ConfigError, which calls the text `what`, also for no number at all: that is no way to say all.
+    """Parse numbers and ranges, ascending: "0:64,70" and "0-63,70" are both 0 to 63, and 70.
+
+    Raises ConfigError, which calls the text `what`, also for an empty text: it does not mean all.
     """
     found: set[int] = set()
     for part in filter(None, map(str.strip, text.split(","))):

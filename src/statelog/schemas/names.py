@@ -1,7 +1,7 @@
-"""Names: the valid names of logs, writers and files, and the names that follow from a log's name.
+"""Names: the valid names of logs, writers and files, and the names that follow from a log's name. Pure.
 
-Names become topics and paths, and they are read back from files that others may have written, so
-every name passes `check_name` on the way in, whatever its source. Pure.
+Names become topics and paths, and are read back from files of other authors. So every name passes `check_name`,
+whatever its source.
 """
 
 import re
@@ -22,7 +22,7 @@ _MOST_DIGITS = 99
 
 
 def check_name(what: str, name: object) -> str:
-    """Return `name`, or raise InvalidName. `what` says in the message what is being named."""
+    """Return `name`, or raise InvalidName. `what` is the kind of name, for the message."""
     if not isinstance(name, str) or not is_name(name):
         hint = "Use letters, digits, '.', '_' and '-', at most 128, starting with a letter or digit, without '..'"
         raise InvalidName(f"{what} {name!r} is not a valid name", hint=hint)
@@ -30,16 +30,16 @@ def check_name(what: str, name: object) -> str:
 
 
 def is_name(text: str) -> bool:
-    """Whether it is a valid name."""
+    """Return whether the text is a valid name."""
     return _NAME.match(text) is not None and ".." not in text
 
 
 COPIER = "statelog.copy"
-"""The writer that nobody is: in its last commit a log that was copied says of which log, and up to where."""
+"""A reserved writer name: its last commit in a copied log names the origin and the place."""
 
 
 def check_writer_name(name: object) -> str:
-    """Return `name`, or raise InvalidName. One that statelog speaks by itself is refused, too."""
+    """Return `name`, or raise InvalidName. The reserved name is refused, too."""
     checked = check_name("writer", name)
     if checked == COPIER:
         raise InvalidName(f"writer {name!r} is reserved", hint="Choose another name")
@@ -47,7 +47,7 @@ def check_writer_name(name: object) -> str:
 
 
 def check_log_name(name: object) -> str:
-    """Return `name`, or raise InvalidName. A log whose data topic could be another one's ledger is refused, too."""
+    """Return `name`, or raise InvalidName. A name that could be another log's ledger topic is refused, too."""
     checked = check_name("log", name)
     if not is_log_name(checked):
         raise InvalidName(
@@ -57,23 +57,24 @@ def check_log_name(name: object) -> str:
 
 
 def is_log_name(text: str) -> bool:
-    """Whether it is a valid name of a log."""
+    """Return whether the text is a valid name of a log."""
     return is_name(text) and not text.endswith(_LEDGER)
 
 
 def data_topic(log: str) -> str:
-    """The topic that holds a log's chunks."""
+    """Return the topic that holds a log's chunks."""
     return log
 
 
 def ledger_topic(log: str) -> str:
-    """The one-partition topic that holds a log's ledger."""
+    """Return the one-partition topic that holds a log's ledger."""
     return f"{log}{_LEDGER}"
 
 
 class Numbered(NamedTuple):
-    """Files of a folder of the log's directory, each with a number from 1 on in its name, of so many digits; 0: of as
-    many as it has.
+    """Numbered files in a folder of the log's directory, from 1 on.
+
+    `digits` is the width of the number in the name; 0: without padding.
     """
 
     folder: str
@@ -81,11 +82,11 @@ class Numbered(NamedTuple):
     digits: int = 20
 
     def path(self, number: int) -> str:
-        """Path of a file below the log's directory."""
+        """Return the path of a file below the log's directory."""
         return f"{self.folder}{number:0{self.digits}d}{self.ending}"
 
     def number(self, path: str) -> int | None:
-        """The number in the path of such a file, or None for any other path."""
+        """Return the number in the path of such a file, or None for any other path."""
         digits = path.removeprefix(self.folder).removesuffix(self.ending)
         is_one = path == f"{self.folder}{digits}{self.ending}" and digits.isascii() and digits.isdecimal()
         return int(digits) if is_one and len(digits) == (self.digits or len(digits)) else None
@@ -93,35 +94,35 @@ class Numbered(NamedTuple):
 
 MANIFESTS = Numbered("manifests/", ".avro")
 TRUNCATIONS = Numbered("truncation/", ".avro")
-"""Files that say who truncates."""
+"""Files that say who truncates: the materializer or Kafka."""
 LOSSES = Numbered("losses/", ".record")
-"""Files that say who accepted a loss."""
+"""Files that record accepted losses."""
 SCHEMAS = Numbered("schemas/", ".avsc", digits=0)
 
 
 def run_path(run_id: str) -> str:
-    """Path of a run below the log's directory; `run_id` is unique and never used again."""
+    """Return the path of a run below the log's directory. `run_id` is unique and never used again."""
     return f"runs/{check_name('run', run_id)}.parquet"
 
 
 def is_run_path(path: str) -> bool:
-    """Whether it is one that `run_path` gives."""
+    """Return whether it is a path that `run_path` gives."""
     name = path.removeprefix("runs/").removesuffix(".parquet")
     return is_name(name) and path == f"runs/{name}.parquet"
 
 
 def lease_path(lease_id: str) -> str:
-    """Path of a reader's lease below the log's directory."""
+    """Return the path of a reader's lease below the log's directory."""
     return f"leases/{check_name('lease', lease_id)}.avro"
 
 
 def subscription_path(reader: str, number: int) -> str:
-    """Path of a file of a reader's subscription below the log's directory; numbers start at 1."""
+    """Return the path of a file of a reader's subscription below the log's directory. Numbers start at 1."""
     return f"subscriptions/{check_name('reader', reader)}.{number:020d}.avro"
 
 
 def subscription_slot(path: str) -> tuple[str, int] | None:
-    """Reader and number in the path of a subscription's file, or None for any other path."""
+    """Return reader and number in the path of a subscription's file, or None for any other path."""
     match = _SUBSCRIPTION.match(path)
     if match is None or not is_name(match.group(1)):
         return None
@@ -130,8 +131,9 @@ def subscription_slot(path: str) -> tuple[str, int] | None:
 
 
 def check_kind(name: str, value: object, *kinds: type, example: str) -> None:
-    """Raise ConfigError for an argument, which the caller knows as `name`, that is of none of these kinds: a URL where
-    a `Where` belongs, say. The value itself stays out of the message, because it may hold a password.
+    """Raise ConfigError if the argument called `name` is of none of these kinds.
+
+    The message leaves the value out, because it may hold a password.
     """
     if not isinstance(value, kinds):
         wanted = " or ".join(kind.__name__ for kind in kinds)
@@ -142,41 +144,37 @@ S = TypeVar("S")
 
 
 def settings_or(given: S | None, usual: S) -> S:
-    """The `settings` that a caller gives, or the usual ones for None. Raises ConfigError for any other kind."""
+    """Return the given `settings`, or the usual ones for None. Raises ConfigError for any other kind."""
     settings, kind = usual if given is None else given, type(usual)
     check_kind("settings", settings, kind, example=f"{kind.__name__}(...)")
     return settings
 
 
 def check_whole(name: str, value: object, least: int) -> None:
-    """Raise ConfigError for an argument, which the caller knows as `name`, that is no whole number, or a lesser one."""
+    """Raise ConfigError unless the argument called `name` is a whole number of at least `least`."""
     if not isinstance(value, Integral) or int(value) < least:
         raise ConfigError(f"{name} is {value!r}", hint=f"Give a whole number, {least} or more")
 
 
 def whole_in(text: str) -> int | None:
-    """The whole number, 0 or more, whose decimal digits the text is; None for any other text, and for so many digits
-    that nothing here is counted with them, which Python itself may refuse.
-    """
+    """Parse a whole number of decimal digits; None for any other text, and for more than 99 digits."""
     return int(text) if text.isdecimal() and len(text) <= _MOST_DIGITS else None
 
 
 def whole_numbers(name: str, given: Iterable[int], *, example: str) -> tuple[int, ...]:
-    """What an argument, which the caller knows as `name`, has, ascending and once each. Raises ConfigError for what is
-    no whole number.
-    """
+    """Return the distinct numbers of the argument called `name`, ascending. Raises ConfigError for anything else."""
     check_kind(name, given, Iterable, example=example)
     try:
         return tuple(sorted({index(one) for one in given}))
     except TypeError:
-        raise ConfigError(f"{name} has what is no whole number", hint=f"Give {example}") from None
+        raise ConfigError(f"{name} has an item that is no whole number", hint=f"Give {example}") from None
 
 
 E = TypeVar("E", bound=StrEnum)
 
 
 def parse_enum(kind: type[E], name: str, value: str) -> E:
-    """The member of `kind` whose text is `value`, which the caller knows as `name`. Raises ConfigError."""
+    """Return the member of `kind` whose text is `value`, the argument called `name`. Raises ConfigError."""
     try:
         return kind(value)
     except ValueError:

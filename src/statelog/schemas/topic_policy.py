@@ -1,12 +1,12 @@
-"""Topic policy: the settings of new topics, those of existing ones that are refused, who deletes records, and the
-rights that roles need.
+"""Topic policy: the settings of new topics, the refused settings of existing ones, truncation, and rights. Pure.
 
-Two kinds of findings. A *wrong* setting deletes or rewrites what was committed (retention, compaction, a second
-ledger partition): never usable. An *unsafe* one can lose acknowledged records when a broker dies: usable only if
-the operator waives it by its name. What a broker does not tell is unknown, and never taken for its default.
+There are two kinds of findings. A *wrong* setting deletes or rewrites committed records (retention, compaction, a
+second ledger partition), and is never usable. An *unsafe* setting can lose acknowledged records when a broker dies, and
+is usable only if the operator waives it by name. A setting that the broker does not report is unknown; its default is
+not assumed.
 
-`docs/security.md` has the same rights, and those that Kafka asks for besides: DESCRIBE_CONFIGS on both topics, and
-DESCRIBE on the readers' group. Names are Kafka's own. Pure.
+`docs/security.md` lists the same rights, and further ones that Kafka requires: DESCRIBE_CONFIGS on both topics, and
+DESCRIBE on the readers' group. Names are Kafka's own.
 """
 
 from collections.abc import Collection, Iterable, Iterator, Mapping
@@ -19,23 +19,23 @@ from statelog.schemas.avro import FileCodec
 from statelog.schemas.names import parse_enum
 
 MIN_RECORD_BYTES, MAX_RECORD_BYTES = 1 << 20, 16 << 20
-"""What a log's largest record is at least and at most, Kafka's framing included."""
-_OVERHEAD_BYTES = 64 * 1024  # Kafka counts its batch framing into max.message.bytes
+"""The range of a log's largest record, Kafka's framing included."""
+_OVERHEAD_BYTES = 64 * 1024  # Kafka includes its batch framing in max.message.bytes.
 _SIZE = "max.message.bytes"
 _AGE = "retention.ms"
 _NEEDED = frozenset({"cleanup.policy", _AGE, "retention.bytes", _SIZE})
-"""Without these, Kafka would delete, rewrite or refuse what is committed. All else is only good to have."""
+"""Without these settings, Kafka would delete, rewrite or refuse committed records. All others are optional."""
 _SMALLER = {str(MAX_RECORD_BYTES + _OVERHEAD_BYTES): str(8 << 20)}
-"""What to ask for where a size is refused: what several services allow at most; then their own default."""
+"""The size to try after a refused one: the most that several services allow. After it, the service's default."""
 _JUDGED = _NEEDED | {"min.insync.replicas", "unclean.leader.election.enable"}
 EARLY = {"warpstream.topic.type": "lightning"}
-"""Settings with which a service acknowledges a record before its place in the log is known. Commits list places."""
+"""Settings with which a service acknowledges a record before its offset is known. Commits list offsets."""
 NO_TOPIC_ID = "AAAAAAAAAAAAAAAAAAAAAA"
-"""Sixteen zero bytes: what a broker answers that gives its topics no ids."""
+"""Sixteen zero bytes: the topic id of a broker without topic ids."""
 
 
 class TopicNeeds(NamedTuple):
-    """What a log needs of its topics: its largest record, and how long records stay; -1: for ever."""
+    """A log's demands on its topics: the largest record, and the retention of records (-1: for ever)."""
 
     record_bytes_max: int = MIN_RECORD_BYTES
     retention_ms: int = -1
@@ -45,14 +45,14 @@ LEAST_NEEDS = TopicNeeds()
 
 
 class TopicRole(StrEnum):
-    """Which of a log's two topics."""
+    """One of a log's two topics."""
 
     DATA = "data"
     LEDGER = "ledger"
 
 
 class Waiver(StrEnum):
-    """The checks that an operator may waive, each by its name."""
+    """A check that an operator may waive by name."""
 
     REPLICATION = "replication"
     """Fewer than three replicas: a lost disk loses acknowledged commits."""
@@ -61,28 +61,28 @@ class Waiver(StrEnum):
     UNCLEAN_ELECTION = "unclean-election"
     """A replica that lacks acknowledged records may become leader."""
     UNKNOWN_SETTINGS = "unknown-settings"
-    """The broker does not tell a setting that safety rests on: nobody knows whether it is a safe one."""
+    """The broker does not report a setting that safety depends on."""
     FINITE_RETENTION = "finite-retention"
-    """Kafka deletes records by their age: a log whose rounds stop for so long loses what is committed."""
+    """Kafka deletes records by age: a log whose rounds stop for so long loses committed records."""
     TOPIC_IDS = "topic-ids"
-    """The broker gives topics no ids: one that was deleted and made again is known by its records only."""
+    """The broker gives topics no ids: a recreated topic can only be told by its records."""
     CLEARTEXT = "cleartext"
-    """The password goes over the network as it is: SASL's PLAIN without TLS, to a broker on another machine."""
+    """The password is sent in clear text: SASL PLAIN without TLS, to a broker on another machine."""
 
 
 Objection = tuple[str, Waiver | None]
-"""What is wrong, and which waiver lets it pass, if one does."""
+"""The problem, and the waiver that permits it, if any."""
 
 
 def parse_waivers(names: Collection[str]) -> frozenset[Waiver]:
-    """The waivers of these names. Raises ConfigError for a name that there is not."""
+    """Return the waivers of these names. Raises ConfigError for an unknown name."""
     if isinstance(names, str) or not isinstance(cast("object", names), Iterable):
         raise ConfigError(f"allow_unsafe is {names!r}", hint=f"Give a list of names, out of {', '.join(Waiver)}")
     return frozenset(parse_enum(Waiver, "allow_unsafe", name) for name in names)
 
 
 def topic_config(role: TopicRole, replication_factor: int) -> dict[str, str]:
-    """The settings that a new topic gets, where the service takes them all, and records stay for ever."""
+    """Return the settings of a new topic, if the service accepts all of them and records stay for ever."""
     segment_mib = 128 if role is TopicRole.DATA else 32
     return {
         "cleanup.policy": "delete",
@@ -97,12 +97,13 @@ def topic_config(role: TopicRole, replication_factor: int) -> dict[str, str]:
 
 
 def without_refused(config: Mapping[str, str], refusal: str, waived: Collection[Waiver] = ()) -> dict[str, str]:
-    """What to try after a service refused `config` with these words: smaller records, and without those settings that
-    are only good to have, as far as it names them; where it names none, without any of them, and then smaller records.
-    Equal to `config` if nothing is left to try.
+    """Return the settings to try after a service refused `config` with the message `refusal`.
+
+    They lack the optional settings that the message names, and have a smaller record size if it names the size. If it
+    names no setting, all optional ones go, then the size shrinks. Equal to `config` if nothing is left to try.
     """
-    kept = _NEEDED - {_AGE} if Waiver.FINITE_RETENTION in waived else _NEEDED
-    spare = config.keys() - kept
+    needed = _NEEDED - {_AGE} if Waiver.FINITE_RETENTION in waived else _NEEDED
+    spare = config.keys() - needed
     named = {key for key in config if key in refusal}
     smaller = {**config, _SIZE: _SMALLER.get(config.get(_SIZE, ""), "")}
     if _SIZE in named or not (named or spare):
@@ -111,8 +112,9 @@ def without_refused(config: Mapping[str, str], refusal: str, waived: Collection[
 
 
 def largest_record_bytes(*configs: Mapping[str, str]) -> int:
-    """The largest record of a new log on topics of these settings, in whole MiB: they may come to allow more, and must
-    never come to allow less. What a broker does not tell counts for the least.
+    """Return the largest record of a new log on topics of these settings, in whole MiB.
+
+    The topics may allow more later, never less. A size that the broker does not report counts as the minimum.
     """
     allowed = min(int(config.get(_SIZE, MIN_RECORD_BYTES)) for config in configs)
     return min(allowed >> 20 << 20, MAX_RECORD_BYTES)
@@ -133,8 +135,8 @@ class TopicSpec:
 class TopicDescription(TopicSpec):
     """A topic as the cluster describes it. `config` holds every effective setting, defaults included.
 
-    `operations` are those that this client may do with it, by Kafka's names; None if the cluster does not tell.
-    `in_sync` is how many replicas of each partition are in sync; a partition without a leader has 0.
+    `operations`: Kafka's names of the operations that this client may do; None if the cluster does not report them.
+    `in_sync`: the number of in-sync replicas of each partition; 0 without a leader.
     """
 
     operations: frozenset[str] | None = None
@@ -148,7 +150,7 @@ def check_topic(
     needs: TopicNeeds = LEAST_NEEDS,
     spared: Collection[Objection] = (),
 ) -> None:
-    """Raise UnsafeTopic, naming every finding at once but the `spared` ones, if the topic must not be used."""
+    """Raise UnsafeTopic, with all findings but the `spared` ones, if the topic must not be used."""
     found = [one for one in objections(topic, role, needs) if one not in spared]
     refused = [(text, waiver) for text, waiver in found if waiver is None or waiver not in waived]
     if not refused:
@@ -161,7 +163,7 @@ def check_topic(
 
 
 def objections(topic: TopicSpec, role: TopicRole, needs: TopicNeeds = LEAST_NEEDS) -> Iterator[Objection]:
-    """All that speaks against using the topic, whatever is waived."""
+    """Yield all objections against the topic, waived or not."""
     config = topic.config
     if role is TopicRole.LEDGER and topic.partitions != 1:
         yield f"the ledger has {topic.partitions} partitions and must have one", None
@@ -171,7 +173,7 @@ def objections(topic: TopicSpec, role: TopicRole, needs: TopicNeeds = LEAST_NEED
     yield from deletions(topic, needs)
     for key, early in EARLY.items():
         if config.get(key, "").lower() == early:
-            yield f"{key} is {early}: records are acknowledged before their place in the log is known", None
+            yield f"{key} is {early}: records are acknowledged before their offset is known", None
     size = int(config.get(_SIZE, needs.record_bytes_max))
     if size < needs.record_bytes_max:
         yield f"{_SIZE} is {size} and must be at least {needs.record_bytes_max}, this log's largest record", None
@@ -179,16 +181,16 @@ def objections(topic: TopicSpec, role: TopicRole, needs: TopicNeeds = LEAST_NEED
 
 
 def deletions(topic: TopicSpec, needs: TopicNeeds = LEAST_NEEDS) -> Iterator[Objection]:
-    """Yield those of the objections by which Kafka deletes what is committed, sooner or later.
+    """Yield the objections against settings by which Kafka deletes committed records.
 
-    Writers refuse such a topic. A round goes on: its snapshot saves what is still there.
+    Writers refuse such a topic. A round goes on: its snapshot saves the records that are left.
     """
     for key, waiver, least in ((_AGE, Waiver.FINITE_RETENTION, needs.retention_ms), ("retention.bytes", None, -1)):
         found = int(topic.config.get(key, "-1"))
         if found != -1 and least == -1:
             yield f"{key} is {found} and must be -1: Kafka would delete committed changes", waiver
         elif -1 < found < least:
-            yield f"{key} is {found} and must be at least {least}, what this log was told, or -1", waiver
+            yield f"{key} is {found} and must be at least {least}, this log's retention, or -1", waiver
 
 
 def _unsafe(topic: TopicSpec) -> Iterator[Objection]:
@@ -199,15 +201,15 @@ def _unsafe(topic: TopicSpec) -> Iterator[Objection]:
         yield "min.insync.replicas is below 2", Waiver.MIN_INSYNC
     if config.get("unclean.leader.election.enable", "false") != "false":
         yield "unclean.leader.election.enable is on", Waiver.UNCLEAN_ELECTION
-    untold = sorted(_JUDGED - config.keys())
-    if untold:
-        yield f"this broker does not tell {', '.join(untold)}", Waiver.UNKNOWN_SETTINGS
+    missing = sorted(_JUDGED - config.keys())
+    if missing:
+        yield f"this broker does not report {', '.join(missing)}", Waiver.UNKNOWN_SETTINGS
     if topic.topic_id == NO_TOPIC_ID:
         yield "this broker gives topics no ids", Waiver.TOPIC_IDS
 
 
 def retention_s(*configs: Mapping[str, str]) -> float | None:
-    """After how long Kafka deletes records of topics of these settings; None if it keeps them for ever."""
+    """Return after how many seconds Kafka deletes records of topics of these settings; None if never."""
     ages_ms = [int(config[_AGE]) for config in configs if config.get(_AGE, "-1") != "-1"]
     return min(ages_ms) / 1000 if ages_ms else None
 
@@ -216,14 +218,14 @@ def retention_s(*configs: Mapping[str, str]) -> float | None:
 
 
 class Rights(NamedTuple):
-    """Operations on the data topic and on the ledger topic. A client that `saves` goes on in spite of `deletions`."""
+    """Operations on the data topic and on the ledger topic. A client that `saves` ignores `deletions`."""
 
     data: frozenset[str]
     ledger: frozenset[str]
     saves: bool = False
 
     def check(self, data: TopicDescription, ledger: TopicDescription) -> None:
-        """Raise ConfigError for rights that this client lacks."""
+        """Raise ConfigError if this client lacks rights."""
         check_rights(data, self.data)
         check_rights(ledger, self.ledger)
 
@@ -231,17 +233,15 @@ class Rights(NamedTuple):
 NO_RIGHTS = Rights(frozenset(), frozenset())
 READING = Rights(frozenset({"READ"}), frozenset({"READ"}))
 LEDGER_WRITING = Rights(READING.data, frozenset({"READ", "WRITE"}))
-"""For a reader that appends to the ledger alone: a barrier, the acceptance of a loss."""
+"""For a reader that appends only to the ledger: a barrier, an accepted loss."""
 WRITING = Rights(frozenset({"READ", "WRITE"}), frozenset({"READ", "WRITE"}))
 ROUND = READING._replace(saves=True)
-"""For a round, which need not delete records."""
+"""For a round that deletes no records."""
 ROLLING_UP = Rights(frozenset({"READ", "DELETE"}), frozenset({"READ", "DELETE"}), saves=True)
 
 
 def check_rights(topic: TopicDescription, needed: frozenset[str]) -> None:
-    """Raise ConfigError for rights that this client lacks. Where the cluster does not tell, the operation itself will,
-    later.
-    """
+    """Raise ConfigError if this client lacks rights. If the cluster does not report them, the operation fails later."""
     missing = sorted(needed - topic.operations) if topic.operations is not None else []
     if missing:
         message = f"Kafka does not allow this client {' and '.join(missing)} on topic {topic.name}"
@@ -249,7 +249,7 @@ def check_rights(topic: TopicDescription, needed: frozenset[str]) -> None:
         raise ConfigError(message, hint=hint, topic=topic.name, missing=", ".join(missing))
 
 
-# ---- who deletes the records that no snapshot needs any more
+# ---- truncation: deleting the records that no snapshot needs any more
 
 
 _DAY_MS = 86_400_000
@@ -259,7 +259,7 @@ _FILE = FileCodec("truncation", version=1, error=CorruptDescriptor)
 
 
 class TruncationMode(StrEnum):
-    """Who deletes records."""
+    """The side that deletes records."""
 
     DELETE_RECORDS = "delete-records"
     """The materializer, once no kept snapshot and no reader needs them."""
@@ -268,11 +268,11 @@ class TruncationMode(StrEnum):
 
 
 class Truncation(NamedTuple):
-    """Who deletes, and after how many days, if that is Kafka.
+    """The side that deletes records, and after how many days if that is Kafka.
 
-    It may change in the life of a log, so it is no part of the descriptor, whose hash the ledger has. Each time it is
-    said, that is one more file, `truncation/<number>.avro`, written once: the newest one of this very log counts, and
-    without one the materializer truncates.
+    It may change while a log lives, so it is no part of the descriptor, whose hash the ledger has. Each change is one
+    more file, `truncation/<number>.avro`, written once. The newest file of this very log counts; without one the
+    materializer truncates.
     """
 
     mode: TruncationMode = TruncationMode.DELETE_RECORDS
@@ -280,12 +280,12 @@ class Truncation(NamedTuple):
 
     @classmethod
     def named(cls, mode: str | None, retention_days: int | None = None) -> "Truncation":
-        """What a caller says; None says nothing. Raises ConfigError."""
+        """Parse a caller's choice; None is the default. Raises ConfigError."""
         parsed = parse_enum(TruncationMode, "truncation", mode or TruncationMode.DELETE_RECORDS)
         if parsed is TruncationMode.DELETE_RECORDS:
             if retention_days is not None:
-                hint = 'Say both: truncation="retention", retention_days=7, say'
-                raise ConfigError("retention_days says when Kafka deletes, and the materializer does", hint=hint)
+                hint = 'Give both, such as truncation="retention", retention_days=7'
+                raise ConfigError("retention_days is for Kafka's retention, but the materializer deletes", hint=hint)
             return cls()
         days = _USUAL_DAYS if retention_days is None else retention_days
         if type(days) is not int or not 1 <= days <= _MOST_DAYS:
@@ -294,24 +294,24 @@ class Truncation(NamedTuple):
 
     @property
     def is_by_kafka(self) -> bool:
-        """Whether rounds truncate nothing."""
+        """Whether Kafka deletes records, so that rounds truncate nothing."""
         return self.mode is TruncationMode.RETENTION
 
     @property
     def retention_ms(self) -> int:
-        """What a new topic gets as `retention.ms`, and every one has to have at least; -1: for ever."""
+        """The `retention.ms` of new topics, and the least of any topic; -1: for ever."""
         return -1 if self.retention_days is None else self.retention_days * _DAY_MS
 
     def __str__(self) -> str:
         return self.mode.value if self.retention_days is None else f"{self.mode.value}, {self.retention_days} days"
 
     def to_bytes(self, digest: bytes) -> bytes:
-        """The file, for the log whose descriptor has this digest."""
+        """Return the content of the file, for the log whose descriptor has this digest."""
         return _FILE.encode({"digest": digest, "mode": self.mode.value, "retention_days": self.retention_days or 0})
 
     @classmethod
     def from_bytes(cls, data: bytes, path: str) -> "tuple[bytes, Truncation]":
-        """The digest and what the file says; `path` is for messages. Raises CorruptDescriptor, UnknownFormat."""
+        """Decode a file's digest and choice; `path` is for messages. Raises CorruptDescriptor, UnknownFormat."""
         return _FILE.decode(
             data, path, lambda one: (one["digest"], cls.named(one["mode"], one["retention_days"] or None))
         )

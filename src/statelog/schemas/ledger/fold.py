@@ -55,7 +55,7 @@ class VoidReason(StrEnum):
     """Why a record is void."""
 
     OTHER_LOG = "it was written for another log"
-    STALE_OPEN = "its writer had not seen the newest Open or checkpoint"
+    STALE_OPEN = "its writer had not observed the newest Open or checkpoint"
     UNKNOWN_EPOCH = "no valid Open has this epoch and nonce"
     FENCED = "a newer writer owns its partitions or its name"
     NOT_OWNED = "it names a partition that its writer does not own"
@@ -259,10 +259,10 @@ class LedgerFold:
         if witness is not None:
             position, last_offset, last_hash = witness
             if position > offset:
-                return ProvedLoss(offset, f"the writer of a record had seen the ledger up to {position}")
+                return ProvedLoss(offset, f"the writer of a record had observed the ledger up to {position}")
             known = self.hash_at(last_offset) if last_offset > self.restarted else _UNKNOWN
             if known != last_hash and known != _UNKNOWN:
-                what = f"the writer of a record had seen another one at {last_offset}"
+                what = f"the writer of a record had observed another one at {last_offset}"
                 return ProvedLoss(offset, what, LastRecord(last_offset, last_hash))
         if self.position == 0 and not isinstance(record, Mark):
             return ProvedLoss(offset, "the ledger does not begin with its mark")
@@ -273,10 +273,10 @@ class LedgerFold:
             return Void(VoidReason.OTHER_LOG)
         prior = self.prior(record.writer, record.partitions)
         if record.prior != prior:
-            return Void(VoidReason.STALE_OPEN, f"it saw epoch {record.prior}, the newest is {prior}")
+            return Void(VoidReason.STALE_OPEN, f"it observed epoch {record.prior}, the newest is {prior}")
         last = self.last_checkpoint(record.writer)
         if record.last != last:
-            return Void(VoidReason.STALE_OPEN, f"it saw checkpoint {record.last.id}, the last is {last.id}")
+            return Void(VoidReason.STALE_OPEN, f"it observed checkpoint {record.last.id}, the last is {last.id}")
         return None
 
     def _check_commit(self, record: Commit) -> Void | None:
@@ -346,12 +346,12 @@ class LedgerFold:
     def _restart(self, offset: int, record: Restart) -> None:
         if record.position > self.start:
             raise OffsetGone(
-                "the ledger goes on from a snapshot, and was folded from below that",
+                "the ledger continues from a snapshot, but the fold began below it",
                 offset=offset,
                 position=record.position,
                 folded_from=self.start,
                 reason=record.reason,
-                hint="A loss was accepted, or a copy is not finished: start from a snapshot at the position or above",
+                hint="Start from a snapshot at the position or above: a loss was accepted, or a copy is not finished",
             )
         # A Restart forfeits nothing if the whole ledger counts, if it is a copy's, or if a newer one came before.
         if record.position > max(0, self.restarted) and record.operator != COPIER:
@@ -368,7 +368,7 @@ class LedgerFold:
         for counts_at, restarted in self._forfeited:
             if counts_at < position <= restarted:
                 raise OffsetGone(
-                    "a loss was accepted, and what was followed may be part of it",
+                    "a loss was accepted, and commits that were followed may be part of it",
                     offset=restarted,
                     position=counts_at,
                     followed_to=position,

@@ -1,16 +1,16 @@
-"""Claims: what readers still need, so that truncation and cleanup stop short of it: leases, and subscriptions. Pure.
+"""Claims: data that readers still need, which truncation and cleanup spare: leases and subscriptions. Pure.
 
-A lease ends soon after its reader, who renews it by writing it again. A subscription holds while its reader is stopped,
-too: until the reader has moved on, a person removes it, or the materializer's cap ends it. Each write of one is a file
-of its own with the next number, so that put-if-absent orders readers, people and materializers that write at once.
+A lease ends soon after its reader, which renews it by writing it again. A subscription also holds while its reader is
+stopped: until the reader moves on, a person removes it, or the materializer's cap ends it. Each write of a subscription
+is a new file with the next number. So put-if-absent orders concurrent readers, people and materializers.
 
 Invariants:
-- Claims serve readers, never safety: one that ends too early costs a new plan.
-- A lease's expiry is decided by the store's clock alone, and capped, so that neither a dead nor a stuck reader holds
-  Kafka back for ever.
-- The newest file of a subscription says how it stands, and is never deleted: so a number is never used twice. Unless it
-  says that the subscription ended, every file of a reader holds: the older one until the newer one stands.
-- A subscription belongs to one reading, whose id its checkpoint carries; another one is refused, and never moves it.
+- Claims serve readers, never safety: a claim that ends too early costs a new plan.
+- Only the store's clock decides a lease's expiry. It is capped, so that no dead or stuck reader blocks truncation for
+  ever.
+- The newest file of a subscription is its state, and is never deleted, so no number is used twice. Until it says that
+  the subscription ended, every file of the reader holds, older ones included.
+- A subscription belongs to one reading, whose id its checkpoint carries. Any other reading is refused.
 """
 
 import math
@@ -26,7 +26,7 @@ from statelog.schemas.ledger.state import LedgerState
 from statelog.schemas.names import check_kind, check_name, lease_path, subscription_path, subscription_slot
 
 AS_ITS_FILE_S = 253_402_300_799.0
-"""As `created_s` of a lease: its reader has not asked for the time yet. The end of the year 9999."""
+"""A lease's `created_s` until its reader knows the store's time: the end of the year 9999."""
 
 _LEASES = FileCodec("lease", version=1, error=Corrupt)
 _SUBSCRIPTIONS = FileCodec("subscription", version=1, error=Corrupt)
@@ -43,9 +43,9 @@ def _offsets(rows: Iterable[Datum]) -> dict[int, int]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lease:
-    """What `holder` still needs: a manifest (0: none), the ledger from `position`, and `next_offsets` per partition.
+    """A claim of `holder`: a manifest (0: none), the ledger from `position`, and each partition from `next_offsets`.
 
-    `created_s` is the store's time when the lease was made, `AS_ITS_FILE_S` until it is renewed; renewals keep it.
+    `created_s` is the store's time of the first write, `AS_ITS_FILE_S` until the first renewal; renewals preserve it.
     Raises InvalidName, ConfigError.
     """
 
@@ -69,20 +69,20 @@ class Lease:
 
     @property
     def name(self) -> str:
-        """What to call it where it holds something back."""
+        """Its name in messages."""
         return f"lease {self.id} of {self.holder}"
 
     def made_s(self, modified_s: float) -> float:
-        """The store's time when it was made; of one that claims to be younger than its file, the file's time."""
+        """Return the store's time of the first write, at most the file's own time."""
         return min(self.created_s, modified_s)
 
     def to_bytes(self) -> bytes:
-        """The file."""
+        """Return the content of the file."""
         return _LEASES.encode(datum_of(self, next_offsets=_offset_rows(self.next_offsets)))
 
     @classmethod
     def from_bytes(cls, data: bytes, path: str) -> "Lease":
-        """From the bytes of the file at `path`, which names it. Raises Corrupt, UnknownFormat."""
+        """Decode the file at `path`, which must carry the lease's id. Raises Corrupt, UnknownFormat."""
         found = _LEASES.decode(
             data, path, lambda one: cls(**dict[str, Any](one, next_offsets=_offsets(one["next_offsets"])))
         )
@@ -92,9 +92,9 @@ class Lease:
 
 
 def expired(lease: Lease, modified_s: float, now_s: float, cap_s: float) -> bool:
-    """Whether the lease holds nothing back any more, at store time `now_s`, last written at `modified_s`.
+    """Return whether a lease that was last written at `modified_s` has ended at store time `now_s`.
 
-    It ends `ttl_s` after that, and at the latest `cap_s` (`math.inf` for none) after it was made.
+    It ends `ttl_s` after its last write, and at the latest `cap_s` (`math.inf` for none) after its first.
     """
     renewed_until_s = modified_s + lease.ttl_s
     capped_at_s = lease.made_s(modified_s) + cap_s
@@ -103,12 +103,15 @@ def expired(lease: Lease, modified_s: float, now_s: float, cap_s: float) -> bool
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Subscription:
-    """What `reader` still needs: the ledger from `position`, and `next_offsets` of every partition.
+    """A claim of `reader`: the ledger from `position`, and every partition from `next_offsets`.
 
-    `state` is the ledger folded to `position`; `anchor` offset and xxh3-64 of the ledger record below it, if it is
-    known. `holder_id` is the reading's, `holder` says for people who reads. Until it `is_taken_up`, no checkpoint of
-    the reading is known, and another one may take its place. `ended` says why it holds nothing any more, and is empty
-    while it holds. Times are the store's. Raises InvalidName, ConfigError.
+    `state`: the ledger folded to `position`.
+    `anchor`: offset and xxh3-64 of the ledger record below the position, if known.
+    `holder_id`: the id of the reading; `holder` names the reader for people.
+    `is_taken_up`: a checkpoint of the reading is known. Until then another reading may replace it.
+    `ended`: why it ended; empty while it holds.
+
+    Times are the store's. Raises InvalidName, ConfigError.
     """
 
     reader: str
@@ -141,16 +144,16 @@ class Subscription:
 
     @property
     def name(self) -> str:
-        """What to call it where it holds something back."""
+        """Its name in messages."""
         return f"subscription {self.reader} of {self.holder}"
 
     @property
     def path(self) -> str:
-        """Where its file lies."""
+        """The path of its file."""
         return subscription_path(self.reader, self.number)
 
     def to_bytes(self) -> bytes:
-        """The file."""
+        """Return the content of the file."""
         return _SUBSCRIPTIONS.encode(
             datum_of(
                 self,
@@ -164,7 +167,7 @@ class Subscription:
 
     @classmethod
     def from_bytes(cls, data: bytes, path: str) -> "Subscription":
-        """From the bytes of the file at `path`, which it must name. Raises Corrupt, UnknownFormat."""
+        """Decode the file at `path`, which must name its reader and number. Raises Corrupt, UnknownFormat."""
         found = _SUBSCRIPTIONS.decode(data, path, _subscription)
         if subscription_slot(path) != (found.reader, found.number):
             raise Corrupt(f"{path} is another subscription's file", path=path, reader=found.reader, number=found.number)
@@ -180,11 +183,11 @@ def _subscription(datum: Datum) -> Subscription:
 
 
 Claim = Lease | Subscription
-"""What a reader still needs: a live lease, or a subscription."""
+"""A live lease, or a subscription."""
 
 
 class SubscriptionFile(NamedTuple):
-    """A subscription as it lies on the store; `modified_s` is the store's time of its write."""
+    """A subscription as stored; `modified_s` is the store's time of its write."""
 
     subscription: Subscription
     modified_s: float
@@ -192,10 +195,10 @@ class SubscriptionFile(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SubscriptionCap:
-    """When the materializer ends a subscription that holds something back, lest a forgotten reader do so indefinitely.
+    """Limits at which the materializer ends a subscription: a forgotten reader must not block truncation for ever.
 
-    idle_s   its reader has not written it for so long
-    records  it holds more records (offsets of the data topic) that are in a snapshot; None for any number
+    idle_s   the longest time in seconds since the reader's last write
+    records  the most records (offsets of the data topic) it may hold that are in a snapshot; None for any number
 
     Raises ConfigError.
     """
@@ -216,7 +219,7 @@ class SubscriptionCap:
 
 
 def newest_files(files: Iterable[SubscriptionFile]) -> dict[str, SubscriptionFile]:
-    """The newest file of every reader, by reader."""
+    """Return the newest file of every reader, by reader."""
     newest: dict[str, SubscriptionFile] = {}
     for one in sorted(files, key=lambda file: file.subscription.number):
         newest[one.subscription.reader] = one
@@ -224,7 +227,7 @@ def newest_files(files: Iterable[SubscriptionFile]) -> dict[str, SubscriptionFil
 
 
 def holding(files: Collection[SubscriptionFile], identity: LogIdentity) -> list[Subscription]:
-    """What holds truncation of the log with this identity back: every file of a reader, unless its newest one ended."""
+    """Return the subscriptions that hold back truncation of this log: all files of a reader until its newest ended."""
     ended = {reader for reader, one in newest_files(files).items() if one.subscription.ended}
     return [
         one.subscription
@@ -234,7 +237,7 @@ def holding(files: Collection[SubscriptionFile], identity: LogIdentity) -> list[
 
 
 def superseded_paths(files: Collection[SubscriptionFile]) -> list[str]:
-    """The files below one that ended: they hold nothing, and may be deleted at any later time."""
+    """Return the files older than a reader's ended one: they hold nothing, and may be deleted at any later time."""
     newest = newest_files(files)
     over = (one.subscription for one in files if newest[one.subscription.reader].subscription.ended)
     return sorted(one.path for one in over if one.number < newest[one.reader].subscription.number)
@@ -244,9 +247,9 @@ def superseded_paths(files: Collection[SubscriptionFile]) -> list[str]:
 
 
 def check_holder(found: Subscription | None, holder_id: str) -> None:
-    """See that the reading with this id may write the next file of its reader, `found` being the newest.
+    """Check that the reading with this id may write the file after `found`, its reader's newest.
 
-    It may take the place of another reading that ended or was never taken up. Raises SubscriptionEnded, ReaderInUse.
+    It may replace another reading that ended or was never taken up. Raises SubscriptionEnded, ReaderInUse.
     """
     if found is None or (found.ended and found.holder_id != holder_id):
         return
@@ -255,8 +258,8 @@ def check_holder(found: Subscription | None, holder_id: str) -> None:
             f"the subscription of reader {found.reader} was ended: {found.ended}",
             reader=found.reader,
             position=found.position,
-            hint="Read on under another reader id: that works while the log still holds the position; else begin anew"
-            " from a snapshot",
+            hint="Read on under another reader id while the log still holds the position, else start again from a"
+            " snapshot",
         )
     if found.holder_id != holder_id and found.is_taken_up:
         raise ReaderInUse(
@@ -270,7 +273,7 @@ def check_holder(found: Subscription | None, holder_id: str) -> None:
 
 
 def following(found: Subscription | None, wanted: Subscription) -> Subscription:
-    """`wanted` as the file after `found`: the next number, and the same creation while it is the same reading's."""
+    """Return `wanted` as the file after `found`: with the next number, and the creation time of the same reading."""
     if found is None:
         return replace(wanted, number=1)
     is_same = found.holder_id == wanted.holder_id and not found.ended
@@ -288,9 +291,9 @@ def following(found: Subscription | None, wanted: Subscription) -> Subscription:
 def over_cap(
     newest: SubscriptionFile, cap: SubscriptionCap, *, position: int, next_offsets: Mapping[int, int], now_s: float
 ) -> str:
-    """Why the subscription has to end, or an empty string. `position` and `next_offsets` are the newest snapshot's.
+    """Return why the subscription has to end, or an empty string.
 
-    One that holds nothing back which is in a snapshot never ends, however old it is.
+    `position` and `next_offsets` are the newest snapshot's. A subscription that blocks no truncation never ends.
     """
     found = newest.subscription
     if found.ended or found.position >= position:

@@ -1,7 +1,7 @@
 """Manifests: the description of one snapshot, and the only source of truth for how far the log is rolled up.
 
-A manifest names the runs that hold all changes below its position, carries the folded ledger at that position, and
-the hash of the manifest before it. Its file is put if absent under its number and never overwritten.
+A manifest names the runs that hold all changes below its position. It carries the folded ledger at that position and
+the hash of the manifest before it. Its file is put if absent under its number, and never overwritten.
 
 Invariants, checked whenever a manifest is made or read (a file is untrusted input):
 - Runs tile the ledger below the position times all key groups: per key group they cover adjacent ledger ranges from
@@ -27,16 +27,16 @@ from statelog.schemas.snapshot.run_ref import RunRef, check_tiles, stretched
 from statelog.schemas.snapshot.runs import RunIndex
 
 FORMAT_VERSION = 2
-"""2: runs name their key groups. In version 1 every run covers all of them."""
+"""Since 2, runs name their key groups. In version 1 every run covers all key groups."""
 _FILE = FileCodec("manifest", version=FORMAT_VERSION, error=CorruptManifest, earlier={1: "manifest-1"})
 _SHA256_BYTES = 32
 _NONCE_BYTES = 16
 
 
 class Anchor(NamedTuple):
-    """A record that the snapshot was built on: where it stood, and the xxh3-64 of its value.
+    """A record that the snapshot was built on: its offset, and the xxh3-64 of its value.
 
-    While the record exists it must still be the same one; another one is data loss.
+    Another record at this offset is data loss.
     """
 
     topic: Literal["data", "ledger"]
@@ -78,16 +78,16 @@ class Manifest:
 
     @property
     def next_offsets(self) -> dict[int, int]:
-        """Where replay goes on, per data partition: the committed positions. A partition without one starts at 0."""
+        """The committed positions, from which replay continues. A partition without one starts at 0."""
         return self.state.committed_positions
 
     @property
     def sha256(self) -> bytes:
-        """The hash that chains manifests: that of its file, as it was read, or as it is going to be written."""
+        """The hash of its file, as read or to be written. It chains manifests."""
         return self._read_sha256 or hashlib.sha256(self.to_bytes()).digest()
 
     def to_bytes(self) -> bytes:
-        """The file."""
+        """Return the content of the file."""
         return _FILE.encode(
             datum_of(
                 self,
@@ -100,7 +100,7 @@ class Manifest:
 
     @classmethod
     def from_bytes(cls, data: bytes, path: str) -> "Manifest":
-        """From the file's bytes; `path` is its slot, and names its number. Raises CorruptManifest, UnknownFormat."""
+        """Decode the file at `path`, whose slot must have its number. Raises CorruptManifest, UnknownFormat."""
         manifest = _FILE.decode(data, path, _from_datum)
         slot = MANIFESTS.number(path)
         if slot is not None and slot != manifest.number:
@@ -119,7 +119,7 @@ def next_manifest(
     runs: Sequence[RunRef],
     created_s: float,
 ) -> Manifest:
-    """The manifest that follows `previous` (None for the first). `runs` are stretched to the new position."""
+    """Make the manifest that follows `previous` (None for the first). `runs` are extended to the new position."""
     return Manifest(
         number=previous.number + 1 if previous else 1,
         previous_sha256=previous.sha256 if previous else b"",
@@ -133,14 +133,15 @@ def next_manifest(
 
 
 def restarted_state(state: LedgerState, restarted: int) -> LedgerState:
-    """A state without its epochs, right behind the Restart at the offset `restarted` of another ledger: that of the
-    first manifest there.
+    """Return a state without its epochs, right behind the Restart at offset `restarted` of another ledger.
+
+    The first manifest there carries it.
     """
     return replace(state, position=restarted + 1, live=(), restarted=restarted)
 
 
 def follows_restart(previous: Manifest, following: Manifest) -> bool:
-    """Whether `following` only takes the state of `previous` over to other topics."""
+    """Return whether `following` only moves the state of `previous` to other topics."""
     return (
         following.identity.cluster_id == previous.identity.cluster_id
         and following.state == restarted_state(previous.state, following.position - 1)

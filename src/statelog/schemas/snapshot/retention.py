@@ -1,13 +1,13 @@
 """Retention: which manifests to keep, how far to truncate, which files to delete. Pure decisions.
 
 Invariants:
-- The newest `keep` manifests, at least two, are always kept; so is every manifest that is newer than the round's own.
+- The newest `keep` manifests, at least two, are always retained; so is every manifest newer than the round's own.
 - Age, leases and subscriptions serve readers, never safety: without them readers plan again more often, and nothing
   breaks.
-- A publication is never the truth about a log. A copy of a root has all that the log's own has, and the same topics:
-  what both see is Kafka alone. So a round that finds there what another chain published removes nothing.
-- Only files of a listing taken before the put are condemned. Whatever is published later starts from this manifest or a
-  newer one, so it cannot name them.
+- A publication is never the truth about a log. A copied root has the same files and topics as the original; only Kafka
+  is common to both. So a round that finds another chain's publication there deletes nothing.
+- Only files of a listing taken before the put are condemned. Every later manifest starts from this one or a newer one,
+  so it cannot name them.
 """
 
 import json
@@ -23,10 +23,10 @@ from statelog.schemas.snapshot.manifest import Manifest
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RetentionPolicy:
-    """Which manifests are kept.
+    """Limits for the manifests to retain.
 
-    keep       the newest so many, at least 2
-    min_age_s  and those that were superseded less than this ago
+    keep       how many of the newest manifests, at least 2
+    min_age_s  and every manifest that was superseded less than so many seconds ago
 
     Raises ConfigError.
     """
@@ -45,9 +45,9 @@ class RetentionPolicy:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Floor:
-    """Up to where the log may be truncated: per data partition, and the ledger. Offsets below may go.
+    """The offsets below which the log may be truncated: per data partition, and of the ledger.
 
-    `held_by` and `ledger_held_by` say which manifest, lease or subscription holds each of them back, for people.
+    `held_by` and `ledger_held_by` name, for people, the manifest, lease or subscription that needs the rest.
     """
 
     data: Mapping[int, int]
@@ -60,9 +60,9 @@ class Floor:
 
 
 def superseded_times(put_s: Mapping[int, float], own: int, now_s: float) -> dict[int, float | None]:
-    """When each manifest was superseded, once number `own` is put at `now_s`; None for the newest one.
+    """Return when each manifest was superseded, once number `own` is put at `now_s`; None for the newest one.
 
-    `put_s` gives the store's time of each manifest that is listed.
+    `put_s`: the store's time of each listed manifest.
     """
     times = {own: now_s, **put_s}
     numbers = sorted(times)
@@ -72,7 +72,7 @@ def superseded_times(put_s: Mapping[int, float], own: int, now_s: float) -> dict
 def kept_numbers(
     superseded_s: Mapping[int, float | None], policy: RetentionPolicy, leases: Iterable[Lease], now_s: float
 ) -> frozenset[int]:
-    """The manifests to keep out of those in `superseded_s` (see `superseded_times`). `leases` are the live ones."""
+    """Return the manifests of `superseded_s` (see `superseded_times`) to retain. `leases` are the live ones."""
     newest = sorted(superseded_s)[-policy.keep :]
     young = [n for n, since_s in superseded_s.items() if since_s is None or now_s - since_s < policy.min_age_s]
     pinned = superseded_s.keys() & {lease.manifest_number for lease in leases}
@@ -80,15 +80,16 @@ def kept_numbers(
 
 
 def pinned_at(manifests: Iterable[Manifest], claims: Iterable[Claim]) -> frozenset[int]:
-    """The manifests at whose very position a claim holds the log: a stream that begins with the state there may not
-    have read it yet, and reads no other one.
+    """Return the manifests at whose exact position a claim holds the log.
+
+    A stream that starts with the state there may not have read it yet, and reads no other manifest.
     """
     positions = {claim.position for claim in claims}
     return frozenset(manifest.number for manifest in manifests if manifest.position in positions)
 
 
 def dropped_numbers(listed: Iterable[int], kept: Collection[int], own: int) -> tuple[int, ...]:
-    """The manifests of the listing before the put that the winner of slot `own` deletes, oldest first."""
+    """Return the manifests, listed before the put, that the winner of slot `own` deletes; oldest first."""
     return tuple(sorted(number for number in listed if number < own and number not in kept))
 
 
@@ -96,13 +97,13 @@ def dropped_numbers(listed: Iterable[int], kept: Collection[int], own: int) -> t
 
 
 def truncation_floor(kept: Collection[Manifest], claims: Iterable[Claim]) -> Floor:
-    """The lowest offsets that a kept manifest or a reader's claim still needs.
+    """Return the lowest offsets that a retained manifest or a reader's claim still needs.
 
-    `kept` are durable manifests, read again after the put; there is at least one. A manifest needs every partition,
-    from 0 where it has committed nothing; a claim only those that it names.
+    `kept` are durable manifests (at least one), read again after the put. A manifest needs every partition, from 0
+    where it has committed nothing. A claim needs only the partitions that it names.
     """
     if not kept:
-        raise ConfigError("there is no kept manifest to truncate to")
+        raise ConfigError("there is no retained manifest to truncate to")
     bounds = bounds_of(kept, claims)
     partitions = sorted({partition for one in kept for partition in one.next_offsets})
     ledger = min(bounds, key=lambda bound: bound.position)
@@ -117,7 +118,7 @@ def truncation_floor(kept: Collection[Manifest], claims: Iterable[Claim]) -> Flo
 
 @dataclass(frozen=True, slots=True)
 class Bound:
-    """How far somebody lets the log be truncated; `otherwise` is for a partition that is not in `next_offsets`."""
+    """The lowest offsets that a manifest or claim needs; `otherwise` is for partitions not in `next_offsets`."""
 
     name: str
     position: int
@@ -125,19 +126,19 @@ class Bound:
     otherwise: int | None
 
     def needs_of(self, partition: int) -> int | None:
-        """From which offset on a partition is needed; None if nothing of it is."""
+        """Return the offset from which a partition is needed; None if it is not."""
         return self.next_offsets.get(partition, self.otherwise)
 
 
 def bounds_of(kept: Iterable[Manifest], claims: Iterable[Claim]) -> list[Bound]:
-    """Of kept manifests, and of readers' claims, in this order. Who claims a position compares the record below it."""
+    """Return the bounds of retained manifests, then of claims. A claim needs the record below its position, too."""
     manifests = [Bound(f"manifest {one.number}", one.position, one.next_offsets, 0) for one in kept]
     held = (Bound(one.name, max(0, one.position - 1), one.next_offsets, None) for one in claims)
     return [*manifests, *held]
 
 
 def lowest_bounds(bounds: Collection[Bound], partitions: Iterable[int]) -> dict[int, Bound]:
-    """By partition the first of those that hold it back furthest, if any do; a manifest holds every partition."""
+    """Return, by partition, the first of the lowest bounds, if there is any. A manifest bounds every partition."""
     offers = {p: [(offset, bound) for bound in bounds if (offset := bound.needs_of(p)) is not None] for p in partitions}
     return {p: min(mine, key=lambda offer: offer[0])[1] for p, mine in offers.items() if mine}
 
@@ -148,9 +149,9 @@ def lowest_bounds(bounds: Collection[Bound], partitions: Iterable[int]) -> dict[
 def condemned(
     listing: Iterable[str], own: Manifest, kept: Iterable[Manifest], expired_leases: Iterable[Lease] = ()
 ) -> tuple[str, ...]:
-    """The files of a listing taken before `own` was put that no manifest can name once it exists. Sorted.
+    """Return the files, listed before `own` was put, that no manifest can name once it exists. Sorted.
 
-    `kept` are the manifests that will be kept beside `own`. Anything unrecognised is kept forever.
+    `kept` are the other manifests to retain. Unrecognised files are never deleted.
     """
     named = {run.path for manifest in (own, *kept) for run in manifest.runs}
     ended = {lease_path(lease.id) for lease in expired_leases}
@@ -165,7 +166,7 @@ _WAY_OUT = "if the log's root is {url}, stop the materializers of any other, and
 
 @dataclass(frozen=True, slots=True)
 class Publication:
-    """Manifest `number` (0: none yet) with this nonce, in hex, lies at the root `url`. `ledger` is the topic's id."""
+    """A claim that manifest `number` (0: none yet) with this nonce (hex) lies at `url`. `ledger` is the topic's id."""
 
     ledger: str
     number: int
@@ -173,12 +174,12 @@ class Publication:
     url: str
 
     def to_text(self) -> str:
-        """As Kafka keeps it."""
+        """Return the publication as Kafka stores it."""
         return json.dumps(asdict(self), separators=(",", ":"))
 
     @classmethod
     def from_text(cls, text: str) -> "Publication | None":
-        """Read it again; None if it is none."""
+        """Parse a publication; None if the text is none."""
         try:
             found = cls(**json.loads(text))
         except (ValueError, TypeError, RecursionError):
@@ -188,19 +189,19 @@ class Publication:
 
 
 def why_not_ours(published: Publication, ours: Publication, newest: int, there: Manifest | None) -> str:
-    """Why what was published last is not of the chain that `ours` belongs to, or an empty string.
+    """Return why the last publication is not of the chain of `ours`, or an empty string.
 
-    `newest` is the chain's newest number, and `there` its manifest of the published number, if it still has one.
+    `newest`: the chain's newest number. `there`: its manifest of the published number, if it still exists.
     """
     if published.ledger != ours.ledger:
-        return ""  # Of topics that the log had before.
+        return ""  # It is about topics that the log had before.
     way_out = _WAY_OUT.format(url=ours.url)
     if published.url != ours.url:
         return f"the last round was published from another root, {published.url}, and this may be a copy: {way_out}"
     if published.number > newest:
         return (
-            f"manifest {published.number} was published, and is not here: the store went back, or is a copy: {way_out}"
+            f"manifest {published.number} was published, but is not here: the store went back, or is a copy: {way_out}"
         )
     if there is not None and there.nonce.hex() != published.nonce:
-        return f"another manifest {published.number} was published than the one here, so this may be a copy: {way_out}"
+        return f"manifest {published.number} here is not the one that was published, so this may be a copy: {way_out}"
     return ""

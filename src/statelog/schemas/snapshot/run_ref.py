@@ -1,14 +1,14 @@
 """`RunRef`: a run as a manifest names it, how the runs of one snapshot fit together, and which to merge next. Pure.
 
-A run covers a rectangle: some ledger positions times some key groups. So parts of the key groups are written, merged
-and read by themselves; most runs cover all key groups. Every key group has its own tiers: powers of `fanout` in size. A
-merge takes the runs of a full tier, and what has to go with them so that the result is a rectangle again.
+A run covers a rectangle: some ledger positions times some key groups. So parts of the key groups can be written, merged
+and read separately; most runs cover all key groups. Every key group has its own tiers: powers of `fanout` in size. A
+merge takes the runs of a full tier, and further runs until the result is a rectangle again.
 
 Invariants:
-- The runs of a snapshot tile the ledger below its position times all key groups: nothing twice, nothing missing.
+- The runs of a snapshot tile the ledger below its position times all key groups, without overlaps or holes.
 - They lie in the order of (start position, first key group). Per key group that is oldest first.
-- A merge takes whole runs that tile a rectangle: per key group they are neighbours, and nothing lies between.
-- Deletes go only in a merge that starts at the first ledger position: then nothing older of its key groups exists.
+- A merge takes whole runs that tile a rectangle: per key group they are adjacent.
+- Only a merge that starts at the first ledger position drops deletes: nothing older of its key groups exists.
 - Merging ends: each merge leaves fewer runs in a key group and more in none.
 """
 
@@ -25,11 +25,10 @@ from statelog.schemas.snapshot.runs import RunFile, RunIndex
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunRef(RunFile):
-    """A run as a manifest names it: its file, and what it covers.
+    """A run as a manifest names it: its file, and the rectangle that it covers.
 
-    It covers the ledger positions from start to end, of the key groups from first to end (both exclusive); the end of
-    all key groups is MAX_KEY_GROUPS, however many the log has. `level` is 0 for the delta of one round, else one more
-    than the highest level it was merged from.
+    Ends are exclusive. A run of all key groups ends at MAX_KEY_GROUPS, however many the log has. `level` is 0 for the
+    delta of one round, else one more than the highest level it was merged from.
     """
 
     start_position: int
@@ -51,29 +50,29 @@ class Strips:
         return len(self._bounds) - 1
 
     def of(self, run: RunRef) -> slice:
-        """The strips that the run covers."""
+        """Return the strips that the run covers."""
         return slice(bisect_left(self._bounds, run.first_key_group), bisect_left(self._bounds, run.end_key_group))
 
 
 def in_order(runs: Iterable[RunRef]) -> tuple[RunRef, ...]:
-    """The runs in the order of a manifest."""
+    """Return the runs in the order of a manifest."""
     return tuple(sorted(runs, key=_place))
 
 
-def in_place(runs: Iterable[RunRef], gone: Iterable[RunRef], new: Iterable[RunRef]) -> tuple[RunRef, ...]:
-    """The runs in the order of a manifest, `new` ones in place of those that are `gone`."""
-    paths = {run.path for run in gone}
+def in_place(runs: Iterable[RunRef], replaced: Iterable[RunRef], new: Iterable[RunRef]) -> tuple[RunRef, ...]:
+    """Return the runs in the order of a manifest, with `new` runs in place of the `replaced` ones."""
+    paths = {run.path for run in replaced}
     return in_order((*(run for run in runs if run.path not in paths), *new))
 
 
 def stretched(runs: Sequence[RunRef], position: int) -> tuple[RunRef, ...]:
-    """The runs, the newest ones reaching up to `position`, because the ledger between brought no change."""
+    """Extend the newest runs up to `position`, because the ledger between holds no change."""
     end_position = max((run.end_position for run in runs), default=position)
     return tuple(replace(run, end_position=position) if run.end_position == end_position else run for run in runs)
 
 
 def check_tiles(runs: Sequence[RunRef], position: int) -> None:
-    """Raise ValueError unless the runs (at least one) tile the positions below this one, in order."""
+    """Raise ValueError unless the runs (at least one) tile the positions below `position`, in order."""
     strips = Strips(runs)
     covered = [0] * len(strips)
     before = (-1, -1)
@@ -89,10 +88,10 @@ def check_tiles(runs: Sequence[RunRef], position: int) -> None:
 
 
 def lanes(runs: Iterable[RunRef]) -> tuple[tuple[RunRef, ...], ...]:
-    """Runs in manifest order as few streams: the runs of a lane have no key group in common, and lie in their order.
+    """Arrange runs in manifest order as few streams. The runs of a lane ascend, and share no key group.
 
-    Of two runs that share a key group the newer one lies in a later lane. So there are as many lanes as the most runs
-    of any key group, and whoever merges them opens no more files at once.
+    Of two runs that share a key group, the newer one is in a later lane. So there are as many lanes as the most runs of
+    any key group, and a merge has only so many files open.
     """
     given = list(runs)
     strips = Strips(given)
@@ -121,18 +120,18 @@ _EXPECTED = "expected/"
 
 @dataclass(frozen=True, slots=True)
 class Merge:
-    """The runs to merge, in manifest order. They tile a rectangle, which the merged runs tile again."""
+    """The runs to merge, in manifest order. They tile a rectangle; the merged runs tile the same one."""
 
     runs: tuple[RunRef, ...]
 
     @property
     def positions(self) -> range:
-        """The ledger positions that it covers."""
+        """The covered ledger positions."""
         return range(min(run.start_position for run in self.runs), max(run.end_position for run in self.runs))
 
     @property
     def key_groups(self) -> range:
-        """The key groups that it covers."""
+        """The covered key groups."""
         return range(min(run.first_key_group for run in self.runs), max(run.end_key_group for run in self.runs))
 
     @property
@@ -142,7 +141,7 @@ class Merge:
 
     @property
     def size_bytes(self) -> int:
-        """What it reads."""
+        """The size of its input."""
         return sum(run.size_bytes for run in self.runs)
 
     @property
@@ -150,8 +149,8 @@ class Merge:
         """Whether the merge may leave deletes out."""
         return self.positions.start == 0
 
-    def meets(self, run: RunRef) -> bool:
-        """Whether a run covers something that the merge covers."""
+    def overlaps(self, run: RunRef) -> bool:
+        """Return whether a run's rectangle overlaps the merge's."""
         positions, key_groups = self.positions, self.key_groups
         return (
             run.start_position < positions.stop
@@ -162,11 +161,11 @@ class Merge:
 
 
 def choose_merges(runs: Sequence[RunRef], fanout: int = 4) -> tuple[Merge, ...]:
-    """What to merge next of a snapshot's runs, none if there is nothing to do. No two merges have a run in common.
+    """Return the next merges of a snapshot's runs; none if there is nothing to do. No two merges share a run.
 
-    Of each key group, the newest tier that has `fanout` runs or more, all of it. A run counts at least as large as
-    every newer one, so the runs of a tier are neighbours, and there are never more than `fanout - 1` runs a tier and
-    key group once this answers with none. Merges of many runs come first.
+    Of each key group it takes the whole newest tier of `fanout` runs or more. A run counts at least as large as every
+    newer one, so the runs of a tier are adjacent. When no merge is left, a tier of a key group has at most
+    `fanout - 1` runs. Merges of many runs come first.
     """
     if fanout < 2:
         raise ConfigError("a merge needs at least two runs", fanout=fanout)
@@ -179,13 +178,13 @@ def choose_merges(runs: Sequence[RunRef], fanout: int = 4) -> tuple[Merge, ...]:
     full = {tuple(run.path for run in tier): tier for tier in tiers}
     chosen: list[Merge] = []
     for merge in sorted((_closed(runs, tier) for tier in full.values()), key=lambda merge: -len(merge.runs)):
-        if not any(merge.meets(run) for taken in chosen for run in taken.runs):
+        if not any(merge.overlaps(run) for other in chosen for run in other.runs):
             chosen.append(merge)
     return tuple(chosen)
 
 
 def expected_run(positions: range, key_groups: range, *, level: int, name: str, size_bytes: int) -> RunRef:
-    """A run that is not written yet, of about this size. Only to choose merges by."""
+    """Make a run that is not written yet, of about this size. It only serves to choose merges."""
     return RunRef(
         path=f"{_EXPECTED}{name}",
         size_bytes=size_bytes,
@@ -202,21 +201,21 @@ def expected_run(positions: range, key_groups: range, *, level: int, name: str, 
 
 
 def is_expected(run: RunRef) -> bool:
-    """Whether `expected_run` made it."""
+    """Return whether `expected_run` made the run."""
     return run.path.startswith(_EXPECTED)
 
 
 def newest_bytes(runs: Iterable[RunRef], level: int) -> int | None:
-    """How large the newest runs of a level are that lie side by side; None if there are none."""
+    """Return the size of a level's newest runs, those of one start position; None if the level is empty."""
     mine = [run for run in in_order(runs) if run.level == level]
     return sum(run.size_bytes for run in mine if run.start_position == mine[-1].start_position) if mine else None
 
 
 def affordable(merges: Sequence[Merge], most_bytes: int, *, at_least_one: bool) -> tuple[Merge, ...]:
-    """Those of the merges, in their order, that together read no more; or the first alone, if one has to be made.
+    """Return the merges, in their order, that together read at most `most_bytes`; at least one if asked for.
 
-    What is left waits for the next round. A full tier that waits fills on, and merges of many runs come first: so none
-    waits for ever, and one merge takes all that has piled up meanwhile.
+    The others wait for the next round. A waiting tier grows, and merges of many runs come first. So none waits for
+    ever, and one merge takes all that has piled up.
     """
     chosen: list[Merge] = []
     for merge in merges:
@@ -227,7 +226,7 @@ def affordable(merges: Sequence[Merge], most_bytes: int, *, at_least_one: bool) 
 
 
 def _full_tier(runs: Sequence[RunRef], fanout: int) -> tuple[RunRef, ...]:
-    """The newest full tier of one key group's runs, or nothing."""
+    """Return the newest full tier of one key group's runs, or nothing."""
     end = len(runs)
     for _, members in groupby(_tiers_from_newest(runs, fanout)):
         count = len(list(members))
@@ -247,10 +246,10 @@ def _tiers_from_newest(runs: Sequence[RunRef], fanout: int) -> list[int]:
 
 
 def _closed(runs: Sequence[RunRef], tier: tuple[RunRef, ...]) -> Merge:
-    """The smallest merge that holds these runs: whatever meets their rectangle widens it, until nothing does."""
+    """Return the smallest merge of these runs that is a rectangle: every run that overlaps it is added."""
     merge = Merge(tier)
-    while len(met := tuple(run for run in runs if merge.meets(run))) > len(merge.runs):
-        merge = Merge(met)
+    while len(overlapping := tuple(run for run in runs if merge.overlaps(run))) > len(merge.runs):
+        merge = Merge(overlapping)
     return merge
 
 
@@ -259,10 +258,10 @@ def _closed(runs: Sequence[RunRef], tier: tuple[RunRef, ...]) -> Merge:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cuts:
-    """Where one run ends and the next begins, in another file: only between key groups.
+    """Rules for cutting a run into files, always between key groups.
 
-    At the first key group's end after `max_bytes`. And at one of the key groups `at`, where runs below begin, once the
-    file is worth it: so that their key groups can merge by themselves.
+    A file ends with the key group in which it reaches `max_bytes`. It also ends before a key group of `at`, where older
+    runs begin, once it has `least_bytes`: so these key groups can merge separately.
     """
 
     max_bytes: int
@@ -270,11 +269,11 @@ class Cuts:
 
     @property
     def least_bytes(self) -> int:
-        """No file is cut before it has so many bytes: what is worth one of its own, if runs below begin in between."""
+        """The smallest size of a file that is cut: less where older runs begin."""
         return max(1, self.max_bytes // _PIECES) if self.at else self.max_bytes
 
     def before(self, key_group: int, last_key_group: int, size_bytes: int) -> int | None:
-        """Where to cut a file of `size_bytes` that ends with `last_key_group`, before its next one, or None."""
+        """Return where to cut a file of `size_bytes` between `last_key_group` and the next `key_group`, or None."""
         points = [point for point in self.at if last_key_group < point <= key_group]
         if points and size_bytes >= self.least_bytes:
             return points[-1]
@@ -282,6 +281,6 @@ class Cuts:
 
 
 def cut_points(runs: Iterable[RunRef], first_key_group: int, end_key_group: int, end_position: int) -> tuple[int, ...]:
-    """Where the runs that cover something below `end_position` begin, within these key groups."""
+    """Return the first key groups of the runs that cover anything below `end_position`, within these key groups."""
     firsts = {run.first_key_group for run in runs if run.start_position < end_position}
     return tuple(sorted(first for first in firsts if first_key_group < first < end_key_group))

@@ -5,8 +5,8 @@ A run holds the columns `key_group` (uint16), `op` (uint8, 0 = put, 1 = delete),
 
 Invariants:
 - A row group holds whole key groups, several small ones together. Only a key group larger than a row group is cut.
-- The index names every byte range of the file (row groups in order, then the footer) with its checksum, and it
-  lives in the manifest. So a reader that fetches one row group verifies what it fetched without the rest.
+- The index names every byte range of the file (row groups in order, then the footer) with its checksum, and is stored
+  in the manifest. So a reader can verify one row group without fetching the rest.
 """
 
 from collections.abc import Collection, Iterator
@@ -27,14 +27,14 @@ FORMAT_VERSION = 1
 TARGET_ROWS = 32 * 1024
 TARGET_BYTES = 4 * 1024 * 1024
 _HALVED_ROWS = 1024
-_SLICE_BYTES = 1  # A key group is counted with a few bytes more by itself than among others.
+_SLICE_BYTES = 1  # Arrow counts a few bytes more for a key group by itself than among others.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunMetadata:
-    """What a run says about itself, for people and other tools. The manifest is the truth; this is a label.
+    """A label in the run's own file, for people and other tools. The manifest is the truth.
 
-    The run covers the ledger positions from `first_position` up to, not including, `end_position`.
+    The run covers the ledger positions from `first_position` up to, but not including, `end_position`.
     """
 
     log: str
@@ -43,13 +43,13 @@ class RunMetadata:
     value_schema_id: int
 
     def to_parquet(self) -> dict[str, str]:
-        """The key-value metadata of the Parquet footer."""
+        """Return the key-value metadata of the Parquet footer."""
         label = {"format": FORMAT_VERSION, **datum_of(self)}
         return {f"statelog.{name}": str(value) for name, value in label.items()}
 
 
 class RowGroupSpan(NamedTuple):
-    """One row group: the key groups from `first_key_group` up to `end_key_group`, and where its bytes are.
+    """One row group: its key groups (the end is exclusive), and its bytes in the file.
 
     `checksum` is xxh3-64 over the `size_bytes` bytes from `offset`.
     """
@@ -77,17 +77,17 @@ class RunIndex:
 
     @property
     def rows(self) -> int:
-        """Rows of the whole run."""
+        """The number of rows of the whole run."""
         return sum(span.rows for span in self.row_groups)
 
     def to_bytes(self) -> bytes:
-        """A compact form for the manifest: 16 bytes for the footer, then 40 bytes for each row group."""
+        """Encode it for the manifest: 16 bytes for the footer, then 40 bytes for each row group."""
         footer = np.array([self.footer_offset, self.footer_checksum], "<u8")
         return footer.tobytes() + np.array(list(self.row_groups), _SPAN).tobytes()
 
     @classmethod
     def from_bytes(cls, data: bytes) -> "RunIndex":
-        """Read `to_bytes` back. Raises CorruptManifest, because that is where the bytes come from."""
+        """Decode `to_bytes`. Raises CorruptManifest, because the bytes come from a manifest."""
         if len(data) < 16 or (len(data) - 16) % _SPAN.itemsize:
             raise CorruptManifest("a run's index has an impossible length", size_bytes=len(data))
         footer_offset, footer_checksum = (int(word) for word in np.frombuffer(data[:16], "<u8"))
@@ -97,7 +97,7 @@ class RunIndex:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunFile:
-    """The facts of a run that its manifest keeps: where it is, and how to know that it is whole.
+    """The facts of a run in its manifest: where it is, and how to verify it.
 
     `path` is relative to the log's directory, `sha256` is over the whole file.
     """
@@ -110,7 +110,7 @@ class RunFile:
 
 
 def row_groups_for(index: RunIndex, wanted: Collection[int]) -> list[int]:
-    """Numbers of the row groups that may hold a wanted key group, in file order."""
+    """Return the numbers of the row groups that may hold a wanted key group, in file order."""
     if isinstance(wanted, range) and wanted.step == 1:
         return [
             number
@@ -124,12 +124,12 @@ def row_groups_for(index: RunIndex, wanted: Collection[int]) -> list[int]:
 
 
 def key_groups_of(table: pa.Table) -> NDArray[np.uint16]:
-    """The key_group column as a numpy array."""
+    """Return the key_group column as a numpy array."""
     return numbers_of(table.column("key_group"))
 
 
 def only_key_groups(table: pa.Table, wanted: Collection[int]) -> pa.Table:
-    """The rows of a sorted table whose key group is wanted. A contiguous range costs no copy."""
+    """Return the rows of a sorted table whose key group is wanted. A contiguous range costs no copy."""
     groups = key_groups_of(table)
     if isinstance(wanted, range) and wanted.step == 1:
         first, end = (int(i) for i in np.searchsorted(groups, [wanted.start, max(wanted.start, wanted.stop)]))
@@ -138,7 +138,7 @@ def only_key_groups(table: pa.Table, wanted: Collection[int]) -> pa.Table:
 
 
 def first_unsorted(table: pa.Table) -> int | None:
-    """The first row that is not strictly above the row before it by (key group, key), or None."""
+    """Return the first row that is not strictly above the row before it by (key group, key), or None."""
     if table.num_rows < 2:
         return None
     groups = key_groups_of(table).astype(np.int32)
@@ -159,8 +159,9 @@ class _Part(NamedTuple):
 
 @dataclass(slots=True)
 class _Pile:
-    """Parts of tables that wait to become a row group. Those that lie side by side in one table are one: a row group of
-    many small pieces takes half as long again to write.
+    """Parts of tables that wait to become a row group.
+
+    Adjacent parts of one table are joined: a row group of many small pieces takes half as long again to write.
     """
 
     parts: list[_Part] = field(default_factory=list[_Part])
@@ -179,7 +180,7 @@ class _Pile:
             self.parts.append(part)
 
     def push_all(self, other: "_Pile") -> None:
-        """What another one holds, which is empty then."""
+        """Move all parts of another pile to this one."""
         for part in other.parts:
             self.push(part)
         other.parts, other.rows, other.size_bytes = [], 0, 0
@@ -195,9 +196,9 @@ def _table_of(part: _Part) -> pa.Table:
 
 
 class RowGroupPacker:
-    """Cuts sorted tables, as they come, into row groups. Holds at most about two row groups.
+    """Cuts a stream of sorted tables into row groups. Holds at most about two row groups.
 
-    `add` and `finish` give the row groups that are complete; both must be iterated to their end.
+    `add` and `finish` yield the complete row groups; iterate both to their end.
     """
 
     def __init__(self, target_rows: int = TARGET_ROWS, target_bytes: int = TARGET_BYTES) -> None:
@@ -208,17 +209,17 @@ class RowGroupPacker:
         self._open_key_group = -1
 
     def add(self, table: pa.Table) -> Iterator[pa.Table]:
-        """Take the next table, which starts above the last one."""
+        """Add the next table, which starts above the last one."""
         if table.num_rows:
             yield from self._add(_Part(table, 0, table.num_rows), key_groups_of(table))
 
     def _add(self, part: _Part, groups: NDArray[np.uint16]) -> Iterator[pa.Table]:
-        """Take a part of a table that has these key groups."""
+        """Add a part of a table that has these key groups."""
         table, start, stop = part
         mine = groups[start:stop]
         last = start + int(np.searchsorted(mine, int(mine[-1])))
         if last > start and self._has_room(part):
-            # Nothing ends here, so its key groups need not be looked at one by one, which takes longer than to sort it.
+            # No row group ends here. Going through the key groups one by one would take longer than the sort.
             self._whole.push_all(self._open)
             self._whole.push(_Part(table, start, last))
             self._open.push(_Part(table, last, stop))
@@ -232,13 +233,13 @@ class RowGroupPacker:
             yield from self._add_pieces(part, mine)
 
     def _has_room(self, part: _Part) -> bool:
-        """Whether nothing would be cut before the end of a part, or in it, however its key groups are counted."""
+        """Return whether no row group ends before or in a part, however its key groups are counted."""
         piles, rows = (self._whole, self._open), part.stop - part.start
         size_bytes = sum(pile.size_bytes for pile in piles) + _table_of(part).nbytes + rows * _SLICE_BYTES
         return not self._over(sum(pile.rows for pile in piles) + rows, size_bytes)
 
     def _add_pieces(self, part: _Part, groups: NDArray[np.uint16]) -> Iterator[pa.Table]:
-        """Cut where the key group changes; `groups` are those of the part's rows."""
+        """Cut where the key group changes; `groups` has the key group of each row."""
         cuts = np.flatnonzero(groups[1:] != groups[:-1]) + 1
         for start, end in pairwise([0, *cuts.tolist(), len(groups)]):
             if groups[start] != self._open_key_group:
@@ -250,7 +251,7 @@ class RowGroupPacker:
                 yield from self._cut_open()
 
     def finish(self) -> Iterator[pa.Table]:
-        """What is left."""
+        """Yield the remaining row groups."""
         yield from self._close_key_group()
         yield from self._flush_whole()
 
