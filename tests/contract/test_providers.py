@@ -126,7 +126,7 @@ def test_a_service_without_the_request_to_truncate(provider: Provider, tmp_path:
 
 
 def test_a_service_that_does_not_tell(tmp_path: Path) -> None:
-    """A setting that it does not report is unknown, and no topic has an identity: each is waived by its own name, or refused."""
+    """An unreported setting is unknown, and no topic has an identity: each is waived by its own name, or refused."""
     with pytest.raises(UnsafeTopic) as caught:
         Twin(REDPANDA).live(tmp_path)
     assert "does not report min.insync.replicas, unclean.leader.election.enable" in caught.value.message

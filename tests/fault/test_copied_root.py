@@ -134,7 +134,7 @@ def test_an_older_copy_at_the_same_url_truncates_nothing(places: Places) -> None
     shutil.rmtree(places.directory / "root")
     places.copy("copy", "root")
     start = places.start()
-    assert "another manifest 4" in places.round("root").cleanup.held_back
+    assert "manifest 4 here is not the one that was published" in places.round("root").cleanup.held_back
     shutil.rmtree(places.directory / "root")
     places.copy("copy", "root")
     offset, text = published[key]
@@ -253,4 +253,4 @@ def test_a_publication_above_our_own_manifest_is_compared_with_the_one_that_is_t
     assert isinstance(outcome, CompletedRound)
     assert outcome.number + 1 == max(log.manifests.numbers())
     held_back = outcome.cleanup.held_back
-    assert held_back == "" if is_ours else f"another manifest {outcome.number + 1} was published" in held_back
+    assert held_back == "" if is_ours else f"manifest {outcome.number + 1} here is not" in held_back

@@ -93,7 +93,10 @@ _REFUSED: list[tuple[Callable[[statelog.Log, Where], object], str]] = [
     (lambda log, _: statelog.recover(log, settings=untyped({})), "settings is of type dict"),
     (lambda log, _: list(read_changes(log, plan_changes(log), settings=untyped({}))), "settings is of type dict"),
     (lambda _, where: statelog.standby("visits", where, poll_s=untyped("1s")), "poll_s is of type str"),
-    (lambda _, __: TableSettings(uncommitted_changes_max=untyped(math.nan)), "uncommitted_changes_max has what is no"),
+    (
+        lambda _, __: TableSettings(uncommitted_changes_max=untyped(math.nan)),
+        "uncommitted_changes_max has an item that is no",
+    ),
     (lambda _, __: TableSettings(cache_bytes=untyped("1G")), "cache_bytes has an item that is no whole number"),
     (lambda _, __: WorkerHooks(tick_s=untyped("1s")), "tick_s is of type str"),
     (lambda _, __: WorkerHooks(on_tick=untyped(1.0)), "a hook is of type float"),
@@ -110,7 +113,10 @@ _REFUSED: list[tuple[Callable[[statelog.Log, Where], object], str]] = [
         lambda _, where: statelog.table("visits", where, partitions=untyped("0")),
         "partitions has an item that is no whole number",
     ),
-    (lambda log, _: statelog.Writer(log, "web", partitions=untyped([0.5])), "partitions has an item that is no whole number"),
+    (
+        lambda log, _: statelog.Writer(log, "web", partitions=untyped([0.5])),
+        "partitions has an item that is no whole number",
+    ),
     (lambda _, where: statelog.standby("visits", where, partitions=[99]), "the log has no such partition"),
     (lambda log, _: statelog.recover(log, key_groups=untyped(5)), "key_groups is of type int"),
     (lambda log, _: statelog.recover(log, key_groups=untyped([0.5])), "key_groups has an item that is no whole number"),
