@@ -358,7 +358,7 @@ def test_the_daemon_ends_once_nobody_reads_its_events(shell: Shell) -> None:
         err = process.stderr.read()
         assert (process.wait(timeout=120), err) == (
             1,
-            "warning: the daemon has ended because nobody reads its events any more\n",
+            "warning: the daemon has ended because its output is no longer read\n",
         )
 
 

@@ -1,10 +1,10 @@
-"""The command line: the `statelog` command, its configuration, and the development broker. Holds no other logic."""
+"""The command line: the `statelog` command, its configuration, and the development broker. Has no other logic."""
 
 __all__ = ["main"]
 
 
 def main() -> None:
-    """Run the `statelog` command on this process's arguments, and exit. Imports it only now, for its cost."""
+    """Run the `statelog` command on this process's arguments, and exit. The import is late because it is slow."""
     import sys
 
     try:

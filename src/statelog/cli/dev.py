@@ -1,4 +1,4 @@
-"""`statelog dev`: the development broker for people; `testing.dev` does the work."""
+"""`statelog dev`: commands for the development broker of `testing.dev`."""
 
 from pathlib import Path
 
@@ -15,19 +15,19 @@ _directory_option = click.option(
     "--directory",
     type=click.Path(path_type=Path, resolve_path=True),
     default=cache_directory,
-    help="Its directory; default: the user's cache.",
+    help="The broker's directory; default: the user's cache.",
 )
 _json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 
 
 @click.group("dev", help="A real Kafka on this machine, on loopback only, for development.")
 def command() -> None:
-    """The group."""
+    """Group the commands."""
 
 
-@command.command("start", help="Start the broker unless it runs, and print how to reach it.")
-@click.option("--port", type=click.IntRange(0, 65535), help="Its port; 0 for any free one. Default 9092.")
-@click.option("--root", metavar="URL", help="The root to print; default: a directory beside the broker's data.")
+@command.command("start", help="Start the broker unless it runs, and print its address.")
+@click.option("--port", type=click.IntRange(0, 65535), help="The broker's port; 0 for any free one. Default 9092.")
+@click.option("--root", metavar="URL", help="The root to print; default: a directory next to the broker's data.")
 @click.option("--heap-mb", type=click.IntRange(128), default=512, show_default=True, help="Java heap in MiB.")
 @_directory_option
 @_json_option
@@ -49,7 +49,7 @@ def start_command(port: int | None, root: str | None, heap_mb: int, directory: P
         output.line(f"\n{_instructions(str(broker.bootstrap), root)}")
 
 
-@command.command("stop", help="Stop the broker. Its data stays.")
+@command.command("stop", help="Stop the broker, and keep its data.")
 @_directory_option
 @_json_option
 def stop_command(directory: Path, as_json: bool) -> None:
@@ -74,13 +74,13 @@ def status_command(directory: Path, as_json: bool) -> None:
     }
     Output(as_json=as_json).report(Report("development broker", facts))
     if found.pid is None:
-        raise NotFound("the development broker is not started", hint="Start it: statelog dev start")
+        raise NotFound("the development broker is not started", hint="Start it with: statelog dev start")
     if found.reason:
         raise BrokerUnavailable("the development broker is not ready", reason=found.reason, log=str(found.log_path))
 
 
 def _instructions(bootstrap: str, root: str) -> str:
-    """Ready to paste: one broker cannot be safe, so its checks are waived by name."""
+    """Return settings to paste. They waive checks by name, because a single broker cannot be safe."""
     names = ", ".join(f'"{name}"' for name in ONE_BROKER)
     return f"""For this shell:
   export STATELOG_BOOTSTRAP={bootstrap} STATELOG_ROOT={root}

@@ -1,4 +1,4 @@
-"""`statelog materialize`: rolls a log up, as a daemon or once; how its rounds are shown; and its settings."""
+"""`statelog materialize`: roll logs up, as a daemon or once; print its rounds; define its options."""
 
 import datetime
 import logging
@@ -15,7 +15,7 @@ import click
 from statelog.cli.output import OTHER, Output
 from statelog.cli.serve import JsonLogLines, listen_options, observing, one_health
 from statelog.cli.session import Session, complete_log, connected, materializer_settings, stopped_by_signals
-from statelog.cli.streams import give_up_stdout
+from statelog.cli.streams import discard_stdout
 from statelog.environment import current_environment
 from statelog.errors import ConfigError, Misuse, NotFound
 from statelog.log import Log
@@ -35,19 +35,19 @@ if TYPE_CHECKING:
     from statelog.operate.drill import OpenLog
     from statelog.operate.health import Health
 
-_LOOK_AGAIN_S = 2.0
+_RETRY_S = 2.0
 _OF_PROCESS = ("rounds", "drill_every_s")
 F = TypeVar("F", bound=Callable[..., Any])
 _HELP = """Roll the log NAME up into snapshots and truncate what they cover, round after round.
 
-With several names, or --all, one process does it for many logs: an error of one does not stop the others.
+With several names, or --all, one process serves many logs: an error of one does not stop the others.
 
-SIGTERM and Ctrl-C let the round in flight end, and then the daemon exits with 0; a second one gives the round up.
-SIGUSR1 starts a round now."""
+On SIGTERM or Ctrl-C the current round ends, and the daemon exits with 0; a second signal aborts the round. SIGUSR1
+starts a round now."""
 
 
 def _setting(name: str, text: str, metavar: str = "") -> Callable[[F], F]:
-    """An option for a key of the configuration's table [materializer], with what its unit is called."""
+    """Make an option for a key of the configuration's table [materializer], with its unit as metavar."""
     unit = {"s": "TIME", "bytes": "SIZE"}.get(name.rpartition("_")[2], "N")
     flag = KEYS[f"{MATERIALIZER}.{name}"].flag
     return click.option(flag, f"key_of_{MATERIALIZER}__{name}", metavar=metavar or unit, help=text)
@@ -58,18 +58,18 @@ def _setting(name: str, text: str, metavar: str = "") -> Callable[[F], F]:
 @click.option("--once", is_flag=True, help="Run one round now, print its outcome, and exit.")
 @click.option("--now", is_flag=True, help="Start with a round at once, without the initial delay.")
 @click.option("--wait", is_flag=True, help="Wait for the log if it does not exist yet.")
-@click.option("--claim-root", is_flag=True, help="The log's root is this one from now on, and no copy of it.")
+@click.option("--claim-root", is_flag=True, help="Make this root the log's own, instead of any copy of it.")
 @_setting("interval_s", "From the end of a round to the next. Default 10min.")
 @_setting("jitter", "Spread of the first round, 0 to 1. Default 1.", "0..1")
 @_setting("budget_bytes", "Size of one round. Default 512MiB.")
 @_setting("failures_tolerated", "Failures in a row to tolerate. Default 3.")
 @_setting("failures_tolerated_s", "Tolerate any number of failures for this long. Default 15min.")
-@_setting("stop_grace_s", "How long a round may go on after a stop. Default 1min.")
+@_setting("stop_grace_s", "Time for a round to end after a stop. Default 1min.")
 @_setting("keep", "Manifests to keep, at least 2. Default 2.")
 @_setting("min_age_s", "Keep manifests superseded more recently. Default 1h.")
-@_setting("engine", "Who folds and merges: local, this process, or spark. Default local.", "NAME")
+@_setting("engine", "What folds and merges: local, in this process, or spark. Default local.", "NAME")
 @_setting("fanout", "Merge this many runs of one size. Default 4.")
-@_setting("merge_bytes", "Merge so much in a round, and more beside it. Default 2GiB.")
+@_setting("merge_bytes", "Merge at most this much in a round, and more concurrently with rounds. Default 2GiB.")
 @_setting("max_run_bytes", "Cut larger runs into several files. Default 4GiB.")
 @_setting("threads", "Files to write or merge at once. Default: one for each core, four at most.")
 @_setting("fold_bytes", "Changes to sort in memory at once, at three times their size. Default 128MiB.")
@@ -78,12 +78,14 @@ def _setting(name: str, text: str, metavar: str = "") -> Callable[[F], F]:
 @_setting("restore_budget_s", "Keep a restore within this time. Default: the tail's within 10s.")
 @_setting("round_timeout_s", "Give up a round after this time. Default 6h.")
 @_setting("hang_s", "Not live after so long without a step. Default 15min.")
-@click.option("--log-format", type=click.Choice(["text", "json"]), help="Lines of words, or objects, warnings as well.")
-@click.option("--all", "is_all", is_flag=True, help="All logs below the root, also those that are made meanwhile.")
-@_setting("drill_every_s", "Drill a restore each time that so long has passed; else never.")
-@_setting("rounds", "Of several logs, rounds at once. Default 2.")
+@click.option(
+    "--log-format", type=click.Choice(["text", "json"]), help="Plain lines, or JSON objects, also for warnings."
+)
+@click.option("--all", "is_all", is_flag=True, help="All logs below the root, including new ones.")
+@_setting("drill_every_s", "Drill a restore at this interval. Default: never.")
+@_setting("rounds", "Concurrent rounds of several logs. Default 2.")
 @listen_options(None, "Serve /livez, /readyz and /metrics there.", of_daemon=True)
-@click.option("--traces", is_flag=True, help="Make spans for OpenTelemetry, as its environment says.")
+@click.option("--traces", is_flag=True, help="Export OpenTelemetry spans, as its environment configures.")
 @connected
 def command(
     session: Session,
@@ -124,7 +126,7 @@ _Watch = Callable[["Callable[[], Health]", Sequence[Path]], AbstractContextManag
 def _materialize(
     session: Session, name: str, control: Control, watch: _Watch, *, once: bool, wait: bool, claim_root: bool
 ) -> None:
-    """One log: what ends its rounds ends the command."""
+    """Materialize one log. An error that ends its rounds ends the command."""
     settings, clock = materializer_settings(session.config), current_environment().clock
     daemon: Materializer | None = None
     since_s: float | None = None
@@ -152,13 +154,14 @@ def _materialize(
 
 
 def _materialize_all(session: Session, names: Sequence[str], control: Control, watch: _Watch) -> None:
-    """Several logs: what ends the rounds of one does not end the command. Raises ConfigError for what is said of one
-    log, and holds for the process.
+    """Materialize several logs. An error that ends the rounds of one log does not end the command.
+
+    Raises ConfigError if the table of one log has a setting of the process.
     """
-    for log, said in session.config.logs.items():
-        if (not names or log in names) and (named := [one for one in _OF_PROCESS if one in said]):
-            what, hint = f"logs.{log}.{named[0]} is said of one log of many", f"Say {named[0]} in [{MATERIALIZER}]"
-            raise ConfigError(f"{what}: it holds for all of them", hint=hint)
+    for log, given in session.config.logs.items():
+        if (not names or log in names) and (named := [one for one in _OF_PROCESS if one in given]):
+            problem = f"logs.{log}.{named[0]} is set for one log, but applies to all logs"
+            raise ConfigError(problem, hint=f"Set {named[0]} in [{MATERIALIZER}]")
     settings, events, where = (
         materializer_settings(session.config),
         EventLines(session.output, control),
@@ -173,13 +176,13 @@ def _materialize_all(session: Session, names: Sequence[str], control: Control, w
     fleet: Fleet | None = None
 
     def health() -> "Health":
-        from statelog.operate.health import Health, health_of_all  # Loaded if it is asked for.
+        from statelog.operate.health import Health, health_of_all  # Loaded on demand.
 
         if fleet is None:
             return Health(logs=())
         return health_of_all(fleet.states(), late_s=fleet.late_s, hang_s=settings.hang_s, problem=fleet.problem)
 
-    # What is made before somebody watches is not seen.
+    # Observers come first: they do not see earlier objects.
     watched = watch(health, [settings.scratch])
     with session.warnings_shown(), watched, one_client(where) as shared:
         fleet = Fleet(
@@ -199,34 +202,32 @@ def _materialize_all(session: Session, names: Sequence[str], control: Control, w
 def _drills(
     session: Session, names: Callable[[], Collection[str]], open_log: "OpenLog", events: "EventLines"
 ) -> AbstractContextManager[object]:
-    """What drills the logs beside the rounds in the block, if the configuration wants it."""
+    """Drill the logs concurrently with the rounds in the block, if the configuration asks for it."""
     every_s = cast("float", session.config.materializer.get("drill_every_s", 0.0))
     if not every_s:
         return nullcontext()
-    from statelog.operate.drill import drilling  # Loaded if it is asked for.
+    from statelog.operate.drill import drilling  # Loaded on demand.
 
     return drilling(names, open_log, every_s, events.tell)
 
 
 def _wait_for_log(session: Session, name: str, control: Control) -> bool:
-    """Return once the log is there; False if the stop came first. Any trouble but its absence is raised."""
-    is_told = False
+    """Wait until the log exists; False if the stop came first. Raises every error other than NotFound."""
+    is_noted = False
     while not control.is_stopped:
         try:
             with session.open_log(name, ROUND):
                 return True
         except NotFound:
-            if not is_told:
+            if not is_noted:
                 session.output.notice(f"waiting for the log {name}; create it with: statelog init {name}")
-            is_told = True
-            control.wait(_LOOK_AGAIN_S)
+            is_noted = True
+            control.wait(_RETRY_S)
     return False
 
 
 class EventLines:
-    """Prints events, on any thread. If stdout takes none the daemon stops, with an error: unlike a reader, it has not
-    finished.
-    """
+    """Prints events, on any thread. If standard output fails, the daemon stops with an error: its work is not done."""
 
     def __init__(self, output: Output, control: Control) -> None:
         self._output = output
@@ -234,7 +235,7 @@ class EventLines:
         self._problem: OSError | None = None
 
     def tell(self, event: Event) -> None:
-        """Print it. Raises nothing."""
+        """Print an event. Raises nothing."""
         now = datetime.datetime.now(datetime.UTC)
         fields = event_fields(event, now)
         if isinstance(self._output, JsonLogLines):
@@ -242,29 +243,29 @@ class EventLines:
         try:
             self._output.event(event_line(event, now), fields)
         except OSError as error:
-            give_up_stdout()
+            discard_stdout()
             self._problem = error
             self._control.stop()
 
     def check(self) -> None:
-        """Once the daemon has ended: exit with an error if it ended because of that. Raises OSError."""
+        """Exit with an error if the daemon stopped because its output failed. Raises OSError."""
         if isinstance(self._problem, BrokenPipeError):
-            self._output.warning("the daemon has ended because nobody reads its events any more")
+            self._output.warning("the daemon has ended because its output is no longer read")
             sys.exit(OTHER)
         if self._problem is not None:
             raise self._problem
 
 
 def engine_for(config: Config, log: str) -> EngineMaker:
-    """The engine that the configuration names, for this log. Raises ConfigError.
+    """Return the maker of the configured engine for this log. Raises ConfigError.
 
-    `spark` is the session of this process: that of spark-submit, of Spark Connect where SPARK_REMOTE names it, or a
-    local one. It lives as long as the process.
+    `spark` uses the session of this process: from spark-submit, from Spark Connect if SPARK_REMOTE is set, or a local
+    one. The session lives as long as the process.
     """
     if config.materializer.get("engine", "local") == "local":
         return LocalEngine
     try:
-        from pyspark.sql import SparkSession  # Loaded for this engine alone: it takes a second.
+        from pyspark.sql import SparkSession  # Loaded for this engine only: it takes a second.
 
         from statelog.spark import spark_engine
     except ImportError as error:
@@ -281,7 +282,7 @@ _ENDED = {
 
 
 def outcome_report(log: str, outcome: RoundOutcome) -> Report:
-    """How one round ended: what it says of itself, and beside that what its clean-up says."""
+    """Return the report on one round and its clean-up."""
     word, more = _ENDED[type(outcome)]
     facts = asdict(outcome)
     facts |= facts.pop("cleanup", {})
@@ -293,12 +294,12 @@ def outcome_report(log: str, outcome: RoundOutcome) -> Report:
 
 
 def event_line(event: Event, now: datetime.datetime) -> str:
-    """A line for people; WARNING or ERROR stands before what a person should look at."""
+    """Return an event as a line for people, marked with WARNING or ERROR if it is one."""
     loud = f"{logging.getLevelName(event.level)}: " if event.level > logging.INFO else ""
     return f"{now.isoformat(timespec='seconds')} {event.log}: {loud}{event.text}"
 
 
 def event_fields(event: Event, now: datetime.datetime) -> dict[str, object]:
-    """An object for programs."""
+    """Return an event as an object for programs."""
     time = now.isoformat(timespec="milliseconds")
     return {"time": time, "event": event.kind.value, "log": event.log, **event.facts}

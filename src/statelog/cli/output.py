@@ -1,8 +1,7 @@
-"""What commands print: one report, shown as tables on a terminal, as plain lines elsewhere, or as JSON; and the codes
-that they exit with.
+"""The output of commands: a report as tables on a terminal, as plain lines elsewhere, or as JSON; and the exit codes.
 
-Results go to standard output, errors, warnings and progress to standard error. Text that comes from logs and inputs
-is shown with its control characters escaped, so that no log can play with a terminal.
+Results go to standard output; errors, warnings and progress go to standard error. Control characters in texts of logs
+and inputs are escaped, so that no log can control a terminal.
 """
 
 import re
@@ -41,7 +40,7 @@ _OPTIONS = {
 }
 _NAMED = re.compile(rf'\b(?!truncation(?!=))({"|".join(_OPTIONS)})\b(?:=(\[[^]]*\]|"[\w,.-]+"|[\w,.-]+))?')
 _HEX, _EASY, _DATA = re.compile(r"[0-9a-f]{32,}"), 16, ("key", "value")
-"""Names that nobody reads whole; the characters that a cell keeps in one line; columns with the user's data."""
+"""Names that are cut; the characters that a cell keeps in one line; the columns with user data."""
 _MADE_BY_OPENING = re.compile(r"Pass create=True(?:, or (\w))?")
 
 # Scripts may rely on these; docs/cli.md has the same table.
@@ -50,17 +49,17 @@ OTHER = 1
 MISUSE = 2
 """An argument, a setting or an input is wrong, or a topic or store is unsafe."""
 NOT_FOUND = 3
-"""Or there already."""
+"""Something is not found, or exists already."""
 UNAVAILABLE = 4
-"""The world is in the way; the same command may succeed later, and loses nothing."""
+"""A temporary failure outside; the same command may succeed later, and loses nothing."""
 FENCED = 5
 """Another writer took over."""
 DAMAGED = 6
-"""DATA LOSS, or damage: what was stored is not what is there; needs a person."""
+"""DATA LOSS or damage: stored data is missing or changed; a person has to act."""
 ABSENT = 7
-"""A key that `get` was asked for is not there."""
+"""A key of `get` does not exist."""
 INTERRUPTED = 130
-"""By Ctrl-C."""
+"""The command was interrupted by Ctrl-C."""
 _CODES: tuple[tuple[tuple[type[StatelogError], ...], int], ...] = (
     ((Misuse, Unsafe), MISUSE),
     ((NotFound, AlreadyExists), NOT_FOUND),
@@ -71,7 +70,7 @@ _CODES: tuple[tuple[tuple[type[StatelogError], ...], int], ...] = (
 
 
 def exit_code(error: StatelogError) -> int:
-    """The exit code of an error."""
+    """Return the exit code of an error."""
     return next((code for kinds, code in _CODES if isinstance(error, kinds)), OTHER)
 
 
@@ -97,23 +96,23 @@ class Output:
         self.line(as_json(fields) if self.as_json else clean(text))
 
     def line(self, text: str) -> None:
-        """Print a line as it is."""
+        """Print a line unchanged."""
         if self._to_stderr:
             tell(text)
         else:
             click.echo(text)
 
     def notice(self, text: str) -> None:
-        """Tell people something beside the result. Programs are spared."""
+        """Print a note for people on standard error; nothing for programs."""
         if not self.as_json:
             tell(clean(text))
 
     def warning(self, text: str) -> None:
-        """Something that a person should look at."""
+        """Print a warning for a person to check."""
         tell(as_json({"warning": text}) if self.as_json else f"warning: {clean(text)}")
 
     def error(self, error: StatelogError) -> None:
-        """What went wrong, where, and what to do."""
+        """Print an error with its facts and its hint."""
         name, hint = type(error).__name__, as_typed(error.hint)
         if self.as_json:
             tell(as_json({"error": name, "message": error.message, "facts": dict(error.facts), "hint": hint}))
@@ -131,7 +130,7 @@ def _plain_lines(report: Report) -> list[str]:
 
 
 def _in_line(name: str, value: object) -> str:
-    """A value that ends neither its line nor its column, whatever a key holds."""
+    """Format a value without line ends and tabs."""
     return shown(name, value).replace("\n", "\\n").replace("\t", "\\t")
 
 
@@ -139,7 +138,7 @@ _Cells = Mapping[str, Sequence[str]]
 
 
 def _show_rich(report: Report, *, to_stderr: bool) -> None:
-    # Loaded only for a terminal: it costs more than most short commands.
+    # Loaded only for a terminal: the import is slower than most short commands.
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
@@ -173,25 +172,25 @@ def _show_rich(report: Report, *, to_stderr: bool) -> None:
             table.add_row(*map(Text, row))
         console.print(table)
         if left_out:
-            console.print(f"a wider terminal shows {', '.join(left_out)}, too")
+            console.print(f"a wider terminal also shows {', '.join(left_out)}")
 
 
 def _fitting(one: Listing, width: int) -> tuple[_Cells, list[int], list[str]]:
-    """Return the cells that fit, the widths of their columns, and which columns do not fit.
+    """Return the cells that fit, the widths of their columns, and the columns that do not fit.
 
-    Names in hex are cut first, then optional columns go. If nothing fits there are no widths. A column without any
-    value is none.
+    Hexadecimal names are cut first, then optional columns are left out. If nothing fits, there are no widths. A column
+    without values is dropped.
     """
     cells: _Cells = {
         name: [shown(name, value) for value in column]
         for name, *column in zip(one.columns, *one.rows, strict=True)
         if not column or any(value is not None for value in column)
     }
-    told = {name: column for name, column in cells.items() if name not in _DATA}
-    names = {found for column in told.values() for cell in column for found in _HEX.findall(cell)}
+    own = {name: column for name, column in cells.items() if name not in _DATA}
+    names = {found for column in own.values() for cell in column for found in _HEX.findall(cell)}
     length = next(n for n in range(8, sys.maxsize) if len({name[:n] for name in names}) == len(names))
     cut = partial(_HEX.sub, lambda found: f"{found[0][:length]}\N{HORIZONTAL ELLIPSIS}")
-    short = {**cells, **{name: [cut(cell) for cell in column] for name, column in told.items()}}
+    short = {**cells, **{name: [cut(cell) for cell in column] for name, column in own.items()}}
     few = {name: column for name, column in short.items() if name not in one.optional}
     for some in (cells, short, few):
         if widths := _widths(some, width):
@@ -200,7 +199,7 @@ def _fitting(one: Listing, width: int) -> tuple[_Cells, list[int], list[str]]:
 
 
 def _widths(cells: _Cells, width: int) -> list[int]:
-    """Return the widths of columns side by side, each as wide as its longest word at least; none if they do not fit."""
+    """Return the widths of columns, each at least as wide as its longest word; none if they do not fit."""
     widths, wanted = list[int](), list[int]()
     for name, column in cells.items():
         longest = max(map(len, column), default=0)
@@ -216,7 +215,7 @@ def _widths(cells: _Cells, width: int) -> list[int]:
 
 
 def as_typed(hint: str) -> str:
-    """The hint with options in place of parameters; a command never makes a log by opening it."""
+    """Replace the parameters in a hint by options, and `create=True` by `statelog init`."""
     return _NAMED.sub(_option, _MADE_BY_OPENING.sub(_made, hint))
 
 
@@ -230,12 +229,12 @@ def _made(found: re.Match[str]) -> str:
 
 
 def confirm(name: str, what: str, asked: str = "its name") -> None:
-    """Show what would happen, and ask for the name, or what else is `asked` for. Raises ConfigError without it."""
+    """Show the consequence, and ask to type `name`, which `asked` describes. Raises ConfigError for another text."""
     try:
         typed = click.prompt(f"{what} Type {asked} to continue", err=True)
     except click.Abort as abort:
         if isinstance(abort.__cause__, KeyboardInterrupt) or isinstance(abort.__context__, KeyboardInterrupt):
             raise
-        raise ConfigError("no answer; nothing was done", hint="In scripts, give --yes") from None
+        raise ConfigError("no answer; nothing was done", hint="Pass --yes in scripts") from None
     if typed != name:
         raise ConfigError(f"{asked.removeprefix('its ')} does not match; nothing was done", expected=name)

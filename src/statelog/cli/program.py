@@ -1,7 +1,7 @@
-"""The `statelog` program: knows the commands by name, loads the one in use, turns errors into exit codes.
+"""The `statelog` program: find commands by name, load the one in use, turn errors into exit codes.
 
 Invariants:
-- Every error leaves through one place, as text for people or as JSON, with the exit code of `output`.
+- Every error is reported in one place, as text for people or as JSON, with the exit code of `output`.
 - `statelog version` and `--help` load neither Kafka's client nor Arrow.
 """
 
@@ -14,35 +14,35 @@ from typing import Any, NoReturn, cast
 
 import click
 
-from statelog.cli.streams import Interrupt, fit_streams, give_up_stdout, is_stdout_unread, settle_stderr, tell
+from statelog.cli.streams import Interrupt, discard_stdout, discard_unread_stderr, fit_streams, is_stdout_unread, tell
 from statelog.errors import ConfigError, Misuse, StatelogError, StorageFull, StoreUnavailable
 
 COMMANDS: Mapping[str, str] = {
     "init": "Create a log: its topics and its directory.",
     "append": "Append the changes of a file or a pipe to a log, exactly once.",
     "evolve": "Give a log its next value schema.",
-    "truncate": "Show what truncates a log and what holds that back; or say who does.",
+    "truncate": "Show what truncates a log and what holds truncation back; or change the mode.",
     "materialize": "Roll a log up into snapshots, as a daemon or once.",
     "recover": "Read the state of a log, whole or in part, now or at an earlier position.",
     "get": "Read the committed values of some keys.",
     "follow": "Show the commits of a log as they come.",
     "diff": "Show the keys that differ between two states of a log.",
-    "verify": "Read a state of a log whole, compare every checksum, and print its digest.",
+    "verify": "Read a whole state of a log, compare every checksum, and print its digest.",
     "list": "Show the logs below a root.",
-    "watch": "Show how a log goes on, line by line.",
-    "describe": "Show what a log is, and its current status.",
+    "watch": "Show the progress of a log, line by line.",
+    "describe": "Show the properties and the status of a log.",
     "serve": "Serve a page that shows the logs below a root.",
     "subscriptions": "Show the readers that hold truncation back, or remove one.",
     "copy": "Copy a log into a new one, on another cluster or below another root.",
-    "accept-loss": "Accept what a log has lost, so that it can go on.",
+    "accept-loss": "Accept what a log has lost, so that it can continue.",
     "delete": "Delete a log for good.",
-    "doctor": "Find what is wrong with a log; or try everything that a log needs of a Kafka.",
-    "drill": "Restore a log into nothing, timed, in two ways, and compare.",
+    "doctor": "Find what is wrong with a log; or try everything that a log needs of Kafka.",
+    "drill": "Restore a log in two ways without keeping it, time it, and compare.",
     "dev": "Start, stop or show the development broker.",
-    "completion": "Print what a shell reads to complete this command.",
+    "completion": "Print the script with which a shell completes this command.",
     "version": "Print the versions of statelog and its dependencies.",
 }
-"""Name to what the overview says about it."""
+"""The overview's text for each command."""
 SECTIONS: Mapping[str, str] = {
     "Start": "dev init append",
     "Look": "list describe get follow diff watch recover serve",
@@ -66,7 +66,7 @@ _HOMES = {
     "completion": "shell",
     "version": "shell:print_versions",
 }
-"""The modules that hold more than one command, each under its name, or the one behind the colon."""
+"""The module of each command that has no module of its own name; after the colon, the object's name if it differs."""
 MEANT = {
     "create": "init",
     "consume": "follow",
@@ -82,14 +82,14 @@ MEANT = {
     "remove": "delete",
     "rm": "delete",
 }
-"""What other tools call it."""
+"""The names of commands in other tools."""
 
 
 class Program(click.Group):
-    """The group of commands, each in the module of its name if `_HOMES` names no other."""
+    """The group of commands, each in the module of its name unless `_HOMES` names another."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002 - click's signature
-        """The commands in the order in which a newcomer meets them."""
+        """Return the commands in the order in which a newcomer needs them."""
         return list(COMMANDS)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002 - click's signature
@@ -102,20 +102,20 @@ class Program(click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """As click does, and name the nearest command for one that there is not."""
+        """Resolve a command as click does, and suggest the nearest name for an unknown one."""
         try:
             return super().resolve_command(ctx, args)
         except click.UsageError as error:
-            from difflib import get_close_matches  # Only a run that fails waits for it.
+            from difflib import get_close_matches  # Imported only after a failure.
 
-            near = get_close_matches(args[0], [*COMMANDS, *MEANT], n=1, cutoff=0.75)
-            if not near:
+            close = get_close_matches(args[0], [*COMMANDS, *MEANT], n=1, cutoff=0.75)
+            if not close:
                 raise
-            meant = f"{error.message} Did you mean '{MEANT.get(near[0], near[0])}'?"
+            meant = f"{error.message} Did you mean '{MEANT.get(close[0], close[0])}'?"
             raise click.UsageError(meant, ctx) from error
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002 - click's
-        """The overview, without loading any command."""
+        """Write the overview without loading any command."""
         width = max(map(len, COMMANDS))
         for title, names in SECTIONS.items():
             with formatter.section(title):
@@ -129,7 +129,7 @@ class Program(click.Group):
         standalone_mode: bool = True,  # noqa: ARG002 - click's signature; this program always exits itself
         **extra: Any,
     ) -> NoReturn:
-        """Run and exit. Click's own would end with 1 where the reader of standard output is gone."""
+        """Run and exit. Click's own `main` would exit with 1 if the reader of standard output has gone away."""
         given, name = list(sys.argv[1:] if args is None else args), prog_name or "statelog"
         self._main_shell_completion(extra, name, complete_var)
         interrupt, code = Interrupt(), 0
@@ -139,27 +139,27 @@ class Program(click.Group):
                 self.invoke(context)
         except click.exceptions.Exit as ended:
             code = ended.exit_code
-        except (Exception, KeyboardInterrupt) as error:  # noqa: BLE001 - what is not ours is raised again
+        except (Exception, KeyboardInterrupt) as error:  # noqa: BLE001 - unknown errors are raised again
             code = _failed(error, as_json="--json" in given, interrupted=interrupt.seen)
         finally:
             interrupt.close()
-            settle_stderr()
+            discard_unread_stderr()
         sys.exit(code)
 
 
 def _failed(error: Exception | KeyboardInterrupt, *, as_json: bool, interrupted: bool) -> int:
-    """Report what went wrong; returns the exit code. A defect of ours is raised again, as it is."""
-    # Imported here: a run that goes well without Kafka and Arrow must not wait for them.
+    """Report an error and return the exit code. A defect of statelog is raised again unchanged."""
+    # Imported late: a successful run without Kafka and Arrow must not wait for them.
     from statelog.cli.output import INTERRUPTED, MISUSE, OK, Output, exit_code
 
     is_unread, output = isinstance(error, BrokenPipeError) and is_stdout_unread(), Output(as_json=as_json)
     if is_unread:
-        give_up_stdout()
+        discard_stdout()
     if interrupted or isinstance(error, KeyboardInterrupt):
         if isinstance(error, StatelogError):
             output.error(error)  # A library may have swallowed the Ctrl-C on the way here.
         else:
-            tell("")  # Behind the ^C of a terminal.
+            tell("")  # Ends the line with the ^C of a terminal.
         return INTERRUPTED
     match error:
         case click.UsageError() if not as_json:
@@ -182,16 +182,16 @@ def _failed(error: Exception | KeyboardInterrupt, *, as_json: bool, interrupted:
 
 
 def _refused(error: OSError) -> StatelogError:
-    """What the operating system refuses to the command itself: its output, its directory."""
+    """Return the error for a refusal of the operating system to the command itself: its output or its directory."""
     problem, path = error.strerror or str(error), str(error.filename or "standard output")
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         if error.filename is None:
-            give_up_stdout()
+            discard_stdout()
         return StorageFull("the output cannot be written", file=path, problem=problem)
     if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
-        hint = "Check its permissions, and HOME"
+        hint = "Check the file's permissions, and HOME"
         return ConfigError("the file cannot be used", file=path, problem=problem, hint=hint)
-    return StoreUnavailable("the operating system refuses", file=path, problem=problem)
+    return StoreUnavailable("the operating system refuses the request", file=path, problem=problem)
 
 
 program = Program(

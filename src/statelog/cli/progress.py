@@ -1,4 +1,4 @@
-"""Progress of a long command: a bar on a terminal, a plain line now and then elsewhere, nothing for programs.
+"""Progress of a long command: a bar on a terminal, an occasional line elsewhere, nothing for programs.
 
 Everything goes to standard error, so that results can be piped.
 """
@@ -15,7 +15,7 @@ from statelog.closing import Closing
 
 
 class PlainBar(Closing):
-    """Shows progress as lines, at most one in `interval_s` seconds; `fraction` is from 0 to 1, or None if unknown."""
+    """Progress as lines, at most one in `interval_s` seconds; `fraction` is from 0 to 1, or None if unknown."""
 
     def __init__(
         self,
@@ -40,11 +40,11 @@ class PlainBar(Closing):
             self._echo(f"{self._what}: {share}{text}")
 
     def close(self) -> None:
-        """Take it away."""
+        """Remove the bar."""
 
 
 class Bar(PlainBar):
-    """A bar of rich's instead, gone when it is done."""
+    """Progress as a bar of rich, which disappears at the end."""
 
     def __init__(self, what: str) -> None:
         super().__init__(what)
@@ -61,12 +61,12 @@ class Bar(PlainBar):
         self._progress.update(self._task, total=total, completed=fraction or 0.0, text=text)
 
     def close(self) -> None:
-        """Take it off the terminal."""
+        """Remove the bar from the terminal."""
         self._progress.stop()
 
 
 def open_bar(what: str, *, as_json: bool) -> PlainBar:
-    """What suits standard error."""
+    """Return the progress bar that suits standard error."""
     if as_json:
         return PlainBar(what, interval_s=float("inf"))
     return Bar(what) if sys.stderr.isatty() else PlainBar(what)

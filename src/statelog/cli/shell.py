@@ -1,6 +1,6 @@
-"""`statelog completion`, the script that a shell reads, from click; `statelog version`.
+"""`statelog completion`: print click's completion script for a shell; `statelog version`.
 
-Loads no room but what tells versions.
+Imports no other package than `versions`.
 """
 
 import click
@@ -11,7 +11,7 @@ from statelog.errors import ConfigError
 from statelog.operate.report import Report
 from statelog.operate.versions import versions
 
-_COMPLETION_HELP = """Print what a shell has to read to complete `statelog`, its commands and their options.
+_COMPLETION_HELP = """Print the script with which a shell completes `statelog`, its commands and their options.
 
 bash: `statelog completion bash > ~/.local/share/bash-completion/completions/statelog`; zsh: into a file `_statelog` of
 a directory of $fpath; fish: into ~/.config/fish/completions/statelog.fish."""
@@ -24,7 +24,7 @@ def completion(context: click.Context, shell: str) -> None:
     """Print a shell's script."""
     made = get_completion_class(shell)
     if made is None:
-        raise ConfigError(f"this click knows no {shell}", hint="Update click")
+        raise ConfigError(f"this version of click does not know {shell}", hint="Update click")
     click.echo(made(context.find_root().command, {}, "statelog", "_STATELOG_COMPLETE").source())
 
 

@@ -1,11 +1,11 @@
-"""Standard streams and Ctrl-C: set up before a command runs, so that no output ends in a traceback.
+"""Standard streams and Ctrl-C, set up before a command runs, so that no output ends in a traceback.
 
 Invariants:
 - JSON is UTF-8, whatever the locale; text that a terminal cannot show is escaped, never an error.
-- A stream that was closed when the command began is /dev/null: no file or socket that the command opens has its number,
-  into which a library might print.
-- That Ctrl-C was pressed is known, even if a library that was being imported made another error of it.
-- A reader that goes away is no failure: what stands beside the result is lost without a word.
+- A stream that was closed when the command began is /dev/null: no file or socket of the command takes its number, into
+  which a library might print.
+- Ctrl-C is remembered, even if an import in progress turned it into another error.
+- A reader that goes away is no failure: output other than the result is dropped silently.
 """
 
 import errno
@@ -26,7 +26,7 @@ _STDOUT, _STDERR = 1, 2
 
 
 class Interrupt:
-    """Notes that Ctrl-C was pressed; otherwise Python's own handler. Installed only in its place."""
+    """A handler of Ctrl-C that also remembers the signal. It replaces only Python's own handler."""
 
     def __init__(self) -> None:
         self.seen = False
@@ -36,7 +36,7 @@ class Interrupt:
             signal.signal(signal.SIGINT, self._note)
 
     def close(self) -> None:
-        """Leave Python's own handler behind."""
+        """Restore Python's own handler."""
         if self._is_set:
             signal.signal(signal.SIGINT, signal.default_int_handler)
 
@@ -46,11 +46,11 @@ class Interrupt:
 
 
 def fit_streams(*, as_json: bool) -> None:
-    """Let standard output and standard error take any text. One that is closed, as by `2>&-`, takes it to nowhere."""
+    """Make standard output and standard error take any text. Replace a closed stream, as by `2>&-`, by /dev/null."""
     for name in ("stdin", "stdout", "stderr"):
         if getattr(sys, name) is None:
             mode = "r" if name == "stdin" else "w"
-            nowhere = Path(os.devnull).open(mode, encoding="utf-8")  # noqa: SIM115 - for life; it takes the free number
+            nowhere = Path(os.devnull).open(mode, encoding="utf-8")  # noqa: SIM115 - never closed; it takes the free number
             setattr(sys, name, nowhere)
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
@@ -64,7 +64,7 @@ def check_stdout() -> None:
 
 
 def is_stdout_unread() -> bool:
-    """Whether the reader of standard output is gone."""
+    """Tell whether the reader of standard output has gone away."""
     return _is_unread(sys.stdout)
 
 
@@ -72,36 +72,36 @@ def _is_unread(stream: TextIO) -> bool:
     try:
         number = stream.fileno()
     except (OSError, ValueError):
-        return False  # It is no file, as in a test.
+        return False  # Not a file, as in a test.
     poll = select.poll()
     poll.register(number, 0)
     return any(event & (select.POLLERR | select.POLLHUP) for _, event in poll.poll(0))
 
 
 def tell(text: str) -> None:
-    """Print a line beside the result, on standard error. Nobody has to read it: the work goes on in any case."""
+    """Print a line on standard error. The work goes on even if nobody reads it."""
     with suppress(OSError):
         click.echo(text, err=True)
 
 
-def settle_stderr() -> None:
-    """At the end: if it takes nothing, what others printed there is lost, too, or Python would end with 120 for it."""
+def discard_unread_stderr() -> None:
+    """Discard what is buffered for standard error if it takes nothing. Otherwise Python would exit with 120."""
     try:
         sys.stderr.flush()
         is_unread = _is_unread(sys.stderr)
     except OSError:
         is_unread = True
     if is_unread:
-        _give_up(_STDERR)
+        _discard(_STDERR)
 
 
-def give_up_stdout() -> None:
-    """Nothing more can be written there, and Python must not try again at its end."""
-    _give_up(_STDOUT)
+def discard_stdout() -> None:
+    """Discard what is buffered for standard output, so that Python does not write it again at its end."""
+    _discard(_STDOUT)
 
 
-def _give_up(descriptor: int) -> None:
-    """What is still in Python's buffer goes nowhere: it would be tried again at the end, and end with 120."""
+def _discard(descriptor: int) -> None:
+    """Redirect a stream to /dev/null: writing its buffer at the end would fail, and exit with 120."""
     nowhere = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, descriptor)
     os.close(nowhere)

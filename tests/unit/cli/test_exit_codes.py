@@ -84,7 +84,7 @@ def test_every_command_loads_and_helps() -> None:
 def test_the_help_of_get_and_follow_says_what_is_not_seen() -> None:
     """How a negative number is given, and what is the case without an option."""
     texts = {name: CliRunner().invoke(program, [name, "--help"]).output for name in ("get", "follow", "recover")}
-    assert "Negative numbers come behind `--`." in " ".join(texts["get"].split())
+    assert "Put `--` before negative numbers." in " ".join(texts["get"].split())
     assert all("[default: lease]" in " ".join(text.split()) for text in texts.values())
 
 
@@ -192,4 +192,4 @@ def test_a_root_that_ends_with_the_command_is_refused() -> None:
     """It would leave two topics behind and nothing else: exit code 2, before anything is made."""
     result = CliRunner().invoke(program, ["init", "x", "--bootstrap", "127.0.0.1:1", "--root", "memory://x"])
     assert result.exit_code == 2
-    assert "a root in memory is gone when this command ends" in result.stderr
+    assert "a root in memory is lost when this command ends" in result.stderr

@@ -88,7 +88,8 @@ def test_a_ctrl_c_behind_the_command_is_one_too(monkeypatch: pytest.MonkeyPatch)
 
 def test_what_stands_beside_the_result_may_meet_a_full_disk() -> None:
     """The work goes on, and the result is there."""
-    code = "from statelog.cli.streams import settle_stderr, tell; tell('beside'); print('result'); settle_stderr()"
+    imports = "from statelog.cli.streams import discard_unread_stderr, tell"
+    code = f"{imports}; tell('beside'); print('result'); discard_unread_stderr()"
     with Path("/dev/full").open("wb") as full:
         done = subprocess.run([sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=full, check=True, timeout=60)
     assert done.stdout == b"result\n"
@@ -121,7 +122,7 @@ def test_a_stream_that_is_closed_changes_nothing(closed: str, tmp_path: Path) ->
     """
     program = f"""
 import os, sys
-from statelog.cli.streams import check_stdout, fit_streams, settle_stderr, tell
+from statelog.cli.streams import check_stdout, fit_streams, discard_unread_stderr, tell
 fit_streams(as_json=False)
 check_stdout()
 with open({str(tmp_path / "file")!r}, "w") as file:
@@ -129,7 +130,7 @@ with open({str(tmp_path / "file")!r}, "w") as file:
     file.write("written" + sys.stdin.read())
 print("result")
 tell("beside")
-settle_stderr()
+discard_unread_stderr()
 sys.exit(3)
 """
     given = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
@@ -143,13 +144,13 @@ sys.exit(3)
     assert (tmp_path / "file").read_text() == "written"
 
 
-@pytest.mark.parametrize(("settle", "code"), [("settle_stderr()", 3), ("", 120)])
+@pytest.mark.parametrize(("settle", "code"), [("discard_unread_stderr()", 3), ("", 120)])
 @pytest.mark.parametrize("printed", ["sys.stderr.write('before')", ""])
 def test_what_a_library_prints_changes_no_exit_code(settle: str, code: int, printed: str) -> None:
     """It is in Python's buffer at the end, where nobody reads it any more; Python by itself ends with 120 then."""
     program = f"""
 import sys
-from statelog.cli.streams import settle_stderr
+from statelog.cli.streams import discard_unread_stderr
 sys.stderr.reconfigure(line_buffering=False, write_through=False)
 {printed}
 {settle}
