@@ -1,11 +1,11 @@
-"""`statelog append`: the changes of a file or a pipe, as Parquet, JSON lines or CSV, exactly once.
+"""`statelog append`: append the changes of a file or a pipe, as Parquet, JSON lines or CSV, exactly once.
 
-Takes batches from the input, appends them, and commits how far it was taken with them. Invariants:
-- A commit's metadata is the mark of exactly the rows that it and earlier commits made part of history.
-- Where commits lie follows from the input and the settings alone, not from how the input came in batches.
-- Nothing is fenced before there is something to append.
-- Nothing is committed, and no more than `MOST_ROWS` rows are taken, before some row had each field that an option alone
-  names: a misspelt one would quietly make puts of deletes, or one commit of many.
+Takes batches from the input, appends them, and commits them with the input's progress. Invariants:
+- A commit's metadata is the mark of exactly the rows that it and earlier commits added.
+- The input and the settings alone determine the commits, not the batches in which the input came.
+- The writer fences nobody before there is something to append.
+- Before a commit, and within `MOST_ROWS` rows, some row must have each field that only an option names: a misspelt
+  name would silently turn deletes into puts, or many commits into one.
 """
 
 import hashlib
@@ -70,11 +70,13 @@ _BATCH_ROWS = 65_536
 @log_argument
 @click.argument("source", metavar="INPUT")
 @click.option("--writer", help="The writer's name; default: the input's.")
-@click.option("--format", "lines_as", type=click.Choice(_FORMATS), help="Of lines; default: by the name, else json.")
+@click.option(
+    "--format", "lines_as", type=click.Choice(_FORMATS), help="Format of lines; default: by the name, or json."
+)
 @click.option("--key-field", default="key", show_default=True, help="The field that is the key.")
 @click.option("--value-field", default="value", show_default=True, help="The value, in a log of bytes.")
 @click.option("--op-field", help="The field that holds put or delete.")
-@click.option("--delete-value", help="The value of --op-field in a delete; all else is a put.")
+@click.option("--delete-value", help="The value of --op-field in a delete; any other is a put.")
 @bytes_option
 @click.option("--ignore-unknown", is_flag=True, help="Drop fields that the log does not have.")
 @click.option("--checkpoint-every", type=int, metavar="N", help=f"Commit every N rows. Default {_EVERY}.")
@@ -83,7 +85,7 @@ _BATCH_ROWS = 65_536
 def command(
     session: Session, /, name: str, source: str, writer: str | None, lines_as: str | None, **options: Any
 ) -> None:
-    """Append an input; the options are named as the parts of `Fields`."""
+    """Append an input; the options have the names of `Fields`."""
     if options["checkpoint_every"] is None and options["checkpoint_field"] is None:
         options["checkpoint_every"] = _EVERY
     writer, done, started_s, output = writer_name(writer, source), Appended(), time.monotonic(), session.output
@@ -106,7 +108,7 @@ def command(
         try:
             stdin: Any = sys.stdin.buffer
             if not hasattr(stdin, "peek"):
-                stdin = BufferedReader(stdin)  # As a test's.
+                stdin = BufferedReader(stdin)  # In a test.
             with (
                 open_input(source, fields, stdin, lines_as) as rows,
                 open_bar(f"append {writer}", as_json=output.as_json) as bar,
@@ -123,9 +125,9 @@ def command(
 
 
 class ParquetRows:
-    """Rows of the file at `path`, which cannot grow: the digest is that of the whole file. Raises InvalidChange.
+    """Rows of the Parquet file at `path`, which cannot grow: the digest covers the whole file. Raises InvalidChange.
 
-    `rows` were taken; `read_bytes` is the size of the file.
+    `rows`: the rows taken so far. `read_bytes`: the size of the file.
     """
 
     kind = "parquet"
@@ -134,7 +136,7 @@ class ParquetRows:
         self._path = path
         self._batch_rows = batch_rows
         self.rows = 0
-        file = pa.OSFile(str(path))  # Opened once: what is hashed is what is read, whatever gets the name meanwhile.
+        file = pa.OSFile(str(path))  # Opened once: the file that is hashed is the one that is read.
         self.read_bytes = file.size()
         self.digest = hashlib.file_digest(cast("BufferedReader", file), "sha256").hexdigest()
         with self._reading():
@@ -142,16 +144,16 @@ class ParquetRows:
 
     @property
     def fraction(self) -> float | None:
-        """How much of the rows was taken."""
+        """The share of the rows that was taken."""
         return self.rows / max(1, self._file.metadata.num_rows)
 
     def resume(self, rows: int, read_bytes: int, digest: str) -> str | None:
-        """As `Lines.resume`."""
+        """Skip what an earlier run took, as `Lines.resume`."""
         self.rows = rows
         return None if (self.read_bytes, self.digest) == (read_bytes, digest) else "the file differs"
 
     def batches(self) -> Iterator[pa.RecordBatch]:
-        """The rows behind. Raises InvalidChange if the file is damaged."""
+        """Yield the remaining rows. Raises InvalidChange if the file is damaged."""
         skip, groups = self.rows, list(range(self._file.num_row_groups))
         while groups and skip >= (first := self._file.metadata.row_group(groups[0]).num_rows):
             skip -= first
@@ -167,7 +169,7 @@ class ParquetRows:
         self.rows += rows
 
     def place(self, row: int) -> dict[str, int]:
-        """The number of a row in the file, from 1: `row` counts from the first one not taken."""
+        """Return the number of a row in the file, from 1. `row` counts from the first row not taken."""
         return {"row": self.rows + row + 1}
 
     @contextmanager
@@ -181,7 +183,7 @@ class ParquetRows:
 
 @dataclass(slots=True, kw_only=True)
 class Appended:
-    """What a run did so far: rows that count, commits, the last checkpoint, and rows of earlier runs."""
+    """The progress of a run: committed rows, rows of earlier runs, commits, and the last checkpoint."""
 
     rows: int = 0
     rows_before: int = 0
@@ -190,7 +192,7 @@ class Appended:
 
 
 class Appender:
-    """Appends one input under one writer's name, and keeps `done` up to date."""
+    """Appends one input under one writer's name, and updates `done`."""
 
     def __init__(self, writer: str, source: Lines | ParquetRows, fields: Fields, done: Appended) -> None:
         self._name = writer
@@ -202,9 +204,9 @@ class Appender:
         self._last: pa.Array | None = None
 
     def run(self, log: Log, on_rows: Callable[[int], None]) -> None:
-        """Append what no earlier run committed; `on_rows` is told the rows after every piece.
+        """Append what no earlier run committed; `on_rows` gets the number of rows after every piece.
 
-        Raises CheckpointMismatch for another input than the one that was begun, InvalidChange with the place of a row.
+        Raises CheckpointMismatch if an earlier run began another input, InvalidChange with the place of a row.
         """
         last = log.commits().get(self._name)
         if last is not None:
@@ -216,7 +218,7 @@ class Appender:
             return
         with Writer(log, self._name, expect=self._done.checkpoint) as writer:
             for batch in chain([first], batches):
-                self.look(batch)
+                self.note_fields(batch)
                 start = 0
                 for point in self.points(batch):
                     self._append(writer, batch.slice(start, point - start), on_rows)
@@ -227,7 +229,7 @@ class Appender:
                 self._commit(writer)
 
     def mark(self) -> dict[str, str | int]:
-        """How far the input was taken, with a digest of it, as a commit carries it."""
+        """Return the metadata of a commit: the progress in the input, and the input's digest."""
         return {
             "input.rows": self._source.rows,
             "input.bytes": self._source.read_bytes,
@@ -237,7 +239,7 @@ class Appender:
         }
 
     def points(self, batch: pa.RecordBatch) -> list[int]:
-        """After how many of a batch's rows to commit: every so many, or before each with another checkpoint field."""
+        """Return the rows of a batch after which to commit: at intervals, or where the checkpoint field changes."""
         every, name = self._fields.checkpoint_every, self._fields.checkpoint_field
         if every is not None:
             return list(range(every - self._pending, batch.num_rows + 1, every))
@@ -250,11 +252,11 @@ class Appender:
             codes = pa.concat_arrays([before, column]).dictionary_encode().indices.fill_null(-1)
         except pa.ArrowNotImplementedError:
             problem = f"the field {name!r} is {column.type}, whose values cannot be compared"
-            raise InvalidChange(problem, hint="Name another with --checkpoint-field") from None
+            raise InvalidChange(problem, hint="Name another field with --checkpoint-field") from None
         return [point for point in np.flatnonzero(np.diff(codes)).tolist() if point + self._pending > 0]
 
     def skip(self, metadata: Metadata) -> None:
-        """Skip what the last commit's mark covers. Raises CheckpointMismatch if that was another input."""
+        """Skip the rows that the last commit's mark covers. Raises CheckpointMismatch if it is of another input."""
         match metadata:
             case {
                 "input.kind": str(kind),
@@ -268,18 +270,18 @@ class Appender:
                 raise self._mismatch("the last commit of this writer does not come from `statelog append`")
         now = self._fields.fingerprint()
         if before != now:
-            problem = "this input was started with other options, under which its rows mean something else"
+            problem = "this input was started with other options, which give its rows another meaning"
             raise self._mismatch(problem, before=before, now=now)
-        # Known now, and true whatever the comparison finds: it may take long, and Ctrl-C asks what counts.
+        # Set before the comparison, which may take long: a report after Ctrl-C needs it.
         self._done.rows_before = rows
-        self._unseen.pop("--op-field", None)  # Else nothing was committed by this mapping.
+        self._unseen.pop("--op-field", None)  # An earlier commit with this mapping proves that the field exists.
         is_kind = kind == self._source.kind
         difference = self._source.resume(rows, read_bytes, digest) if is_kind else f"it was {kind}"
         if difference is not None:
             raise self._mismatch(f"this is not the input that this writer started with: {difference}")
 
     def _mismatch(self, problem: str, **facts: str) -> CheckpointMismatch:
-        hint = "Give it the same input with the same options again, or choose another name with --writer"
+        hint = "Use the same input with the same options, or choose another name with --writer"
         return CheckpointMismatch(problem, hint=hint, writer=self._name, committed_rows=self._done.rows_before, **facts)
 
     def _append(self, writer: Writer, piece: pa.RecordBatch, on_rows: Callable[[int], None]) -> None:
@@ -303,7 +305,7 @@ class Appender:
         self._done.rows += self._pending
         self._pending = 0
 
-    def look(self, batch: pa.RecordBatch) -> None:
+    def note_fields(self, batch: pa.RecordBatch) -> None:
         """Note which named fields the rows of a batch have. Raises InvalidChange if too many rows lack one."""
         for option, name in list(self._unseen.items()):
             if name in batch.schema.names and column_of(batch, name, "option").null_count < batch.num_rows:
@@ -312,15 +314,15 @@ class Appender:
             self.require_seen()
 
     def require_seen(self) -> None:
-        """Raise InvalidChange if there is a named field that no row had: before a commit."""
+        """Raise InvalidChange if no row so far had some named field."""
         for option, name in self._unseen.items():
-            hint = f"Check {option}; for an input without it, leave it out or raise --checkpoint-every"
+            hint = f"Check {option}; for an input without the field, omit the option or raise --checkpoint-every"
             raise InvalidChange(f"no row of the input has the field {name!r}", hint=hint, option=option)
 
     def _located(self, writer: Writer, piece: pa.RecordBatch, error: Misuse) -> Misuse:
-        """The same error, with the place of the first row that is refused, found by halving.
+        """Return the error with the place of the first refused row, found by bisection.
 
-        Rows before it are appended on the way. That is harmless: this writer will not commit any more.
+        This appends the rows before it, which is harmless: this writer makes no further commit.
         """
         start, end = 0, piece.num_rows
         while end - start > 1:
@@ -337,7 +339,7 @@ class Appender:
 def open_input(
     source: str, fields: Fields, stdin: BufferedReader, lines_as: str | None = None
 ) -> Generator[Lines | ParquetRows]:
-    """Open an input: Parquet if the file begins as one, else lines as `lines_as` says, or the file's name.
+    """Open an input: Parquet by the file's first bytes, or lines in the format of `lines_as` or of the file's name.
 
     Raises NotFound, StoreUnavailable for a file that cannot be read, InvalidChange for a damaged Parquet file,
     ConfigError.
@@ -365,18 +367,18 @@ def _row_reader(lines_as: str, fields: Fields) -> RowReader:
 
 
 def writer_name(given: str | None, source: str) -> str:
-    """Return the writer's name: the one given, or the input's own in the letters that names may have, with a checksum
-    behind where it has others than ASCII has.
+    """Return the given name, or the input's name in the characters that names may have.
 
-    Raises ConfigError for standard input without a name, InvalidName.
+    A checksum is appended if the input's name is not ASCII. Raises ConfigError for standard input without a name,
+    InvalidName.
     """
     if given is None and source == _STDIN:
-        raise ConfigError("standard input has no name", hint="Name the writer: --writer NAME, the same for every run")
+        raise ConfigError("standard input has no name", hint="Pass --writer NAME, the same for every run")
     stem = Path(source).stem
     made = given if given is not None else _NO_NAME.sub("-", stem).strip("._-")[:128]
     if made and given is None and not stem.isascii():
-        made = f"{made[:119]}-{crc32(fsencode(stem)):08x}"  # Else Größe and Gräße would be one.
+        made = f"{made[:119]}-{crc32(fsencode(stem)):08x}"  # To tell Größe from Gräße.
     if not made:
-        hint = "Name it: --writer NAME"
-        raise ConfigError("no writer's name can be made of the input's name", input=source, hint=hint)
+        hint = "Pass --writer NAME"
+        raise ConfigError("no writer's name can be made from the input's name", input=source, hint=hint)
     return check_name("writer", made)

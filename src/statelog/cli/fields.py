@@ -1,7 +1,7 @@
-"""Fields: which field of an input is what in the log, and its rows as changes. Pure.
+"""The mapping from an input's fields to the log, and from its rows to changes. Pure.
 
-Works on Arrow batches, by column. Every row of the result has its op, put or delete: no row becomes a delete because a
-value is missing.
+Works on Arrow batches, by column. Every row of the result has an explicit op, put or delete: a missing value never
+makes a delete.
 """
 
 from collections.abc import Mapping
@@ -22,11 +22,12 @@ _SEE = "See --key-field, --value-field, --op-field and --ignore-unknown"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fields:
-    """What the options and the log say. Without `op_field` every row is a put; with it, rows whose field says `delete`
-    (or `delete_value`, if given, and then every other row is a put) are deletes.
+    """The mapping that the options and the log define. Raises ConfigError.
 
-    A commit comes after `checkpoint_every` rows, or where `checkpoint_field` changes. `named_groups`: the caller names
-    the key group of each key. Raises ConfigError.
+    `op_field`: the field that holds `put` or `delete`. Without it, every row is a put.
+    `delete_value`: the value of `op_field` in a delete. If it is given, every other row is a put.
+    `checkpoint_every`, `checkpoint_field`: commit after so many rows, or where this field changes.
+    `named_groups`: the caller names the key group of each key.
     """
 
     key_type: KeyType
@@ -44,9 +45,7 @@ class Fields:
     def __post_init__(self) -> None:
         named = (self.key_field, self.value_field, self.op_field, self.delete_value, self.checkpoint_field)
         if not all(has_utf8(one or "") for one in named):
-            raise ConfigError(
-                "the name of a field, or --delete-value, is not UTF-8", hint="Type it as the input has it"
-            )
+            raise ConfigError("the name of a field, or --delete-value, is not UTF-8", hint="Write it as in the input")
         if self.delete_value is not None and self.op_field is None:
             raise ConfigError("--delete-value is given without --op-field", hint="Name the field that holds it")
         if self.checkpoint_every is not None and self.checkpoint_field is not None:
@@ -62,7 +61,7 @@ class Fields:
 
     @property
     def optional(self) -> Mapping[str, str]:
-        """Fields that an option alone names and that a row may lack, by option: a misspelt one would be quiet."""
+        """Fields that only an option names and that a row may lack, by option: a misspelt name gives no error."""
         named = {
             "--op-field": self.op_field if self.delete_value else None,
             "--checkpoint-field": self.checkpoint_field,
@@ -70,7 +69,7 @@ class Fields:
         return {option: name for option, name in named.items() if name is not None}
 
     def fingerprint(self) -> str:
-        """What must be the same when an input is resumed."""
+        """Return the settings that must be unchanged when an input is resumed."""
         parts = {
             "key": self.key_field,
             "value": self.value_field,
@@ -81,7 +80,10 @@ class Fields:
         return " ".join(f"{name}={value}" for name, value in parts.items() if value is not None)
 
     def to_changes(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        """Rows as a batch for `Writer.append_batch`: key, op, value, and key group if named. Raises InvalidChange."""
+        """Convert rows to a batch for `Writer.append_batch`: key, op, value, and key group if named.
+
+        Raises InvalidChange.
+        """
         columns = {"key": column_of(batch, self.key_field, "key"), "op": self._ops(batch), "value": self._values(batch)}
         if self.named_groups:
             columns["key_group"] = column_of(batch, "key_group", "key group")
@@ -105,7 +107,7 @@ class Fields:
         if self.value_schema.is_opaque or self._is_struct(batch):
             return column_of(batch, self.value_field, "value")
         if self.value_field not in ("value", *batch.schema.names):
-            column_of(batch, self.value_field, "value")  # It was named, so it was meant rather than the fields.
+            column_of(batch, self.value_field, "value")  # Raises: a value field that was named explicitly must exist.
         names = [name for name in self.value_fields if name in batch.schema.names]
         if not names:
             problem = "the input has none of the fields of the log's values"
@@ -113,7 +115,7 @@ class Fields:
         return pa.StructArray.from_arrays([column_of(batch, name, "value") for name in names], names=names)
 
     def _is_struct(self, batch: pa.RecordBatch) -> bool:
-        """Whether the whole of a typed value stands in one column."""
+        """Tell whether one column holds the whole of a typed value."""
         name = self.value_field
         is_there = name in batch.schema.names and name not in self.value_fields
         return is_there and pa.types.is_struct(batch.schema.field(name).type)
@@ -129,7 +131,7 @@ class Fields:
 
 
 def column_of(batch: pa.RecordBatch, name: str, what: str) -> pa.Array:
-    """A column without dictionary encoding, which Parquet files of other programs may have. Raises InvalidChange."""
+    """Return a column without dictionary encoding, which Parquet files may have. Raises InvalidChange."""
     names = batch.schema.names
     if names.count(name) != 1:
         problem = f"the input has no field {name!r} for the {what}"

@@ -1,7 +1,7 @@
-"""Lines as an input: blocks of whole lines, each read by Arrow's reader of JSON or of CSV.
+"""Lines as an input: blocks of whole lines, each read by Arrow's JSON or CSV reader.
 
-The mark is the number of bytes up to the end of the last row taken, and their SHA-256. So a file may have grown since
-it was read the last time: what is new is appended. A header is taken before the first row, and part of every mark.
+The mark is the number of bytes up to the end of the last row taken, and their SHA-256. So a file may grow between two
+runs: the new rows are appended. A header is taken before the first row, and is part of every mark.
 
 Invariant: a row is a line. Blocks whose rows and lines do not match are refused, so that a commit's mark is exact.
 """
@@ -34,12 +34,14 @@ _OTHERS = {
     b"\xff\xfe": "UTF-16: convert it, as in iconv -f UTF-16 -t UTF-8 FILE",
     b"\xfe\xff": "UTF-16: convert it, as in iconv -f UTF-16 -t UTF-8 FILE",
 }
-"""What people try to append, by its first bytes, and what helps."""
+"""Other formats, by their first bytes, with the remedy for each."""
 
 
 class _Block(NamedTuple):
-    """A text of whole rows, how many lines it ends, and where each row ends, behind 0: blank lines belong to the row
-    behind them. `rows` is what Arrow reads, a row a line; None if a line cannot be a row.
+    """A text of whole rows.
+
+    `newlines`: the number of line ends. `ends`: 0, then the end of each row; blank lines belong to the next row.
+    `rows`: the text for Arrow, a row a line; None if a line cannot be a row.
     """
 
     text: bytes
@@ -49,7 +51,7 @@ class _Block(NamedTuple):
 
     @classmethod
     def of(cls, text: bytes, reader: RowReader) -> Self:
-        """Looks at lines one by one only where some are blank, or no rows."""
+        """Split a text into rows. Lines are examined one by one only if some are blank or not rows."""
         newlines = np.flatnonzero(np.frombuffer(text, np.uint8) == ord("\n")) + 1
         ends = np.concatenate([[0], newlines[: -1 if text.endswith(b"\n") else None], [len(text)]])
         if reader.are_rows(text, len(ends) - 1):
@@ -63,9 +65,9 @@ class _Block(NamedTuple):
 
 
 class Lines:
-    """Rows from `stream`, of which what a slow pipe has is read at once.
+    """Rows from `stream`; what a slow pipe has is read at once.
 
-    `name` is the input's, for messages; `size_bytes` its size if it is known. `rows` and `read_bytes` were taken.
+    `name`: the input's name in messages. `size_bytes`: its size, if known. `rows`, `read_bytes`: what was taken so far.
     """
 
     def __init__(
@@ -87,7 +89,7 @@ class Lines:
         self.rows = 0
         self.read_bytes = 0
         self._lines = 0
-        """Those before the block."""
+        """The lines before the block."""
         self._is_begun = False
         self._block = _Block.of(b"", reader)
         self._taken = 0
@@ -99,11 +101,11 @@ class Lines:
 
     @property
     def fraction(self) -> float | None:
-        """How much of the bytes was taken; None if the size is unknown."""
+        """The share of the bytes that was taken; None if the size is unknown."""
         return self.read_bytes / self._size_bytes if self._size_bytes else None
 
     def resume(self, rows: int, read_bytes: int, digest: str) -> str | None:
-        """Skip what an earlier run took. Returns how this input differs from that one, None if it does not.
+        """Skip what an earlier run took. Returns how this input differs from the earlier one; None if it does not.
 
         Raises InvalidChange for another format, and for a header that does not fit the log.
         """
@@ -118,13 +120,13 @@ class Lines:
         return None if self.digest == digest else "its beginning differs"
 
     def batches(self) -> Iterator[pa.RecordBatch]:
-        """The rows behind. Raises InvalidChange with the number of a broken line, after all rows before it."""
+        """Yield the remaining rows. Raises InvalidChange with the number of a broken line, after all rows before it."""
         for text in self._texts():
             block = self._block = _Block.of(text, self._reader)
             self._taken = 0
             found = self._parsed(block)
             if isinstance(found, str):
-                # The shortest beginning that cannot be read ends with the broken row.
+                # The shortest prefix that cannot be read ends with the broken row.
                 row = bisect_left(block.ends[1:], True, key=lambda end: isinstance(self._beginning(end), str))
                 sound = self._beginning(block.ends[row])
                 if not isinstance(sound, str):
@@ -134,19 +136,19 @@ class Lines:
             self._lines += block.newlines
 
     def take(self, rows: int) -> None:
-        """Count the next `rows` rows of the batch that was given last as taken."""
+        """Count the next `rows` rows of the latest batch as taken."""
         start, end = self._block.ends[[self._taken, self._taken + rows]]
         self._take_bytes(self._block.text[start:end])
         self._taken += rows
         self.rows += rows
 
     def place(self, row: int) -> dict[str, int]:
-        """The line of a row, from 1: `row` counts from the first one not taken."""
+        """Return the line of a row, from 1. `row` counts from the first row not taken."""
         through = self._block.text[: self._block.ends[self._taken + row + 1]]
         return {"line": self._lines + through.rstrip(self._reader.blanks).count(b"\n") + 1}
 
     def _parsed(self, block: _Block) -> pa.RecordBatch | str:
-        """The rows of a block as a batch; or why they cannot be read."""
+        """Return the rows of a block as a batch, or the reason why they cannot be read."""
         if block.rows is None:
             return self._reader.no_row
         batch = self._reader.read(block.rows)
@@ -161,14 +163,14 @@ class Lines:
         self.read_bytes += len(data)
 
     def _texts(self) -> Iterator[bytes]:
-        """Texts of whole rows. Blank lines behind the last one come before the next text's."""
+        """Yield texts of whole rows. Blank lines after the last row begin the next text."""
         self._begin()
         pieces, blanks = list[bytes](), self._reader.blanks
         while data := self._stream.read1(self._block_bytes):
             pieces.append(data)
-            rest = b"".join(pieces) if b"\n" in data else b""  # A long line comes in many pieces, of which few end one.
-            kept = len(rest[: rest.rfind(b"\n") + 1].rstrip(blanks))
-            end = rest.find(b"\n", kept) + 1 if kept else 0
+            rest = b"".join(pieces) if b"\n" in data else b""  # A long line comes in many pieces.
+            filled = len(rest[: rest.rfind(b"\n") + 1].rstrip(blanks))
+            end = rest.find(b"\n", filled) + 1 if filled else 0
             if end:
                 yield rest[:end]
                 pieces = [rest[end:]]
@@ -179,7 +181,7 @@ class Lines:
             yield rest
 
     def _begin(self) -> None:
-        """Take what stands before the rows, once: the mark that some programs put there, and a header.
+        """Take a byte order mark and the header before the rows, once.
 
         Raises InvalidChange for another format, and for a header that does not fit the log.
         """
@@ -191,7 +193,7 @@ class Lines:
         if other is not None:
             raise InvalidChange(f"the input is not {self._reader.title} but {other}", input=self._name)
         if first.startswith(_BOM):
-            self._take_bytes(self._stream.read(len(_BOM)))  # It is no part of the first line.
+            self._take_bytes(self._stream.read(len(_BOM)))  # Not part of the first line.
         if first and self._reader.has_header:
             header = self._stream.readline(_MAX_LINE_BYTES + 1)
             self._check_length(len(header))

@@ -1,5 +1,6 @@
-"""`RowReader`: lines as rows in the types of the log, by Arrow's readers of JSON and of CSV. None is guessed; what a
-format, or its reader, lacks is refused.
+"""`RowReader`: parse lines as rows in the log's types, with Arrow's JSON and CSV readers.
+
+Types are never guessed; values that a format or its reader cannot hold are refused.
 """
 
 import base64
@@ -31,10 +32,11 @@ _CHANGED_TYPE = re.compile(r"^Column\(/(.+)\) changed from (\w+) to (\w+)$")
 
 
 class RowReader(ABC):
-    """Rows as batches in the types of the log. Raises ConfigError for a log with values that the format lacks.
+    """A reader of rows as batches in the log's types. Raises ConfigError for values that the format cannot hold.
 
-    `kind` is the format in a commit's mark, `title` in messages. Lines of nothing but `blanks` are no rows. `no_row`
-    says what is wrong with a line that cannot be a row, `not_one` with lines that do not make as many rows.
+    `kind`, `title`: the name of the format in a commit's mark, and in messages.
+    `blanks`: lines of these bytes alone are skipped.
+    `no_row`, `not_one`: the problem of a line that is not a row, and of lines that do not make as many rows.
     """
 
     kind: str
@@ -48,7 +50,7 @@ class RowReader(ABC):
         self._fields = fields
         root = fields.value_schema.root
         self._types = {name: pa.null() for name in (fields.op_field, fields.checkpoint_field) if name is not None}
-        """Those of op and checkpoint are null until they are known."""
+        """The types by field; null for op and checkpoint until they are known."""
         self._types |= {one.name: one.type.arrow for one in root.fields} if root else {fields.value_field: pa.binary()}
         self._types |= {"key_group": pa.int64()} if fields.named_groups else {}
         self._types[fields.key_field] = fields.key_type.arrow_type
@@ -64,22 +66,22 @@ class RowReader(ABC):
             raise ConfigError(f"{self.title} for this log cannot be read: {problem}", hint=hint, field=path)
 
     def begin(self, header: bytes) -> None:  # noqa: B027 - most formats have none
-        """Read the header, where the format has one. Raises InvalidChange if it does not fit the log."""
+        """Read the header, if the format has one. Raises InvalidChange if it does not fit the log."""
 
     @abstractmethod
     def are_rows(self, text: bytes, lines: int) -> bool:
-        """Whether every line of a text can be a row: if it has as many rows as lines, each is one."""
+        """Tell whether every line of a text can be a row. If it has as many rows as lines, each line is a row."""
 
     @abstractmethod
     def read(self, rows: bytes) -> pa.RecordBatch | str:
-        """Lines that can be rows as a batch; or why they cannot be read."""
+        """Read lines as a batch, or return the reason why they cannot be read."""
 
     @abstractmethod
     def _lacking(self, kind: ValueType, path: str) -> Iterator[tuple[str, str]]:
-        """What the format lacks of a type: where, and in words."""
+        """Yield the fields of a type that the format cannot hold: the path, and the problem in words."""
 
     def _fitted(self, batch: pa.RecordBatch) -> pa.RecordBatch | str:
-        """A batch as parsed, each column in the log's type."""
+        """Cast each column of a parsed batch to the log's type."""
         columns: list[pa.Array] = []
         for name in batch.schema.names:
             try:
@@ -89,7 +91,7 @@ class RowReader(ABC):
         return pa.RecordBatch.from_arrays(columns, names=batch.schema.names)
 
     def _column(self, name: str, column: pa.Array) -> pa.Array:
-        """A column in the log's type, bytes decoded, with the default for what is missing."""
+        """Cast a column to the log's type: decode bytes, and fill missing values with the default."""
         kind = self._types[name]
         if self._is_base64(kind):
             texts = column.to_pylist()
@@ -103,14 +105,15 @@ class RowReader(ABC):
 
 
 class CsvRows(RowReader):
-    """A row has its fields in the order of the header; `kind` is csv or tsv. An empty field is null, `""` an empty
-    text. Fields that no schema names are text.
+    """Rows with fields in the order of the header; `kind` is csv or tsv. An empty field is null, `""` an empty text.
+
+    Fields outside the schema are text.
     """
 
     title = "CSV"
     blanks = b"\r\n"
-    no_row = "it has a carriage return that does not end it"
-    not_one = "it has a quote that it does not close, and a field cannot go on in the next line"
+    no_row = "it has a carriage return before its end"
+    not_one = "it has an open quote, and a field cannot continue in the next line"
     has_header = True
 
     def __init__(self, fields: Fields, kind: str = "csv") -> None:
@@ -122,11 +125,11 @@ class CsvRows(RowReader):
         self._converting = pc.ConvertOptions()
 
     def begin(self, header: bytes) -> None:
-        """Read the names of the fields. Raises InvalidChange if some are missing, unknown, or there twice."""
+        """Read the names of the fields. Raises InvalidChange if some are missing, unknown or duplicate."""
         line = header + b"\n"
-        hint = "The first line names the fields, each once; the name of the file, or --format, says what separates them"
+        hint = "Name each field once in the first line; check the separator: the file's name or --format chooses it"
         if not self.are_rows(line, 1) or self._is_open(line):
-            raise InvalidChange("the first line is no header of CSV", hint=hint)
+            raise InvalidChange("the first line is not a CSV header", hint=hint)
         try:
             line.decode()
         except UnicodeDecodeError as error:
@@ -137,7 +140,7 @@ class CsvRows(RowReader):
         if twice:
             raise InvalidChange("the header has a field twice", hint=hint, fields=", ".join(twice))
         columns = [pa.array([], self._types.get(name, pa.null())) for name in self._names]
-        self._fields.to_changes(pa.RecordBatch.from_arrays(columns, names=self._names))  # Which refuses what is amiss.
+        self._fields.to_changes(pa.RecordBatch.from_arrays(columns, names=self._names))  # Raises if they do not fit.
         kinds = {name: pa.string() if self._is_base64(self._types[name]) else self._types[name] for name in known}
         kinds = {name: pa.float64() if kind == pa.float32() else kind for name, kind in kinds.items()}
         self._converting = pc.ConvertOptions(
@@ -146,16 +149,16 @@ class CsvRows(RowReader):
             null_values=[""],
             strings_can_be_null=True,
             quoted_strings_can_be_null=False,
-            check_utf8=False,  # `read` has looked.
+            check_utf8=False,  # `read` checks it.
         )
 
     def are_rows(self, text: bytes, lines: int) -> bool:  # noqa: ARG002 - the base's signature
-        """Whether no line is blank, and no carriage return stands within one, where Arrow would end a row."""
+        """Tell whether no line is blank and none has a carriage return inside, where Arrow would end a row."""
         is_blank = text[:1] in (b"", b"\n", b"\r") or b"\n\n" in text or b"\n\r" in text
         return not is_blank and text.count(b"\r") == text.count(b"\r\n")
 
     def read(self, rows: bytes) -> pa.RecordBatch | str:
-        """Lines as a batch; or why they cannot be read."""
+        """Read lines as a batch, or return the reason why they cannot be read."""
         if not rows.endswith(b"\n"):
             return "it has no line end, and may have been cut off"
         if self._is_open(rows[rows.rfind(b"\n", 0, -1) + 1 :]):
@@ -169,15 +172,16 @@ class CsvRows(RowReader):
         return self._fitted(table.combine_chunks().to_batches()[0])
 
     def _is_open(self, line: bytes) -> bool:
-        """Whether a quote is open at the end of a line, which Arrow closes without a word: twice, it is no two rows."""
+        """Tell whether a line ends with an open quote: Arrow closes it silently, but reads two such lines as one."""
         try:
             return self._parsed(line + line, autogenerate_column_names=True).num_rows == 1
         except pa.ArrowInvalid:
             return True
 
     def _parsed(self, text: bytes, converting: pc.ConvertOptions | None = None, **names: Any) -> pa.Table:
-        """In one block: at the seam of two, a field that goes on in the next line looks like two rows. Behind a blank
-        line, since Arrow drops a byte order mark at the beginning, which belongs to a field here.
+        """Parse a text in one block, because at a block's end a field with a line end looks like two rows.
+
+        A blank line comes first: Arrow drops a leading byte order mark, which belongs to a field here.
         """
         reading = pc.ReadOptions(block_size=len(text) + 2, **names)
         given = pa.BufferReader(b"\n" + text)
@@ -186,25 +190,25 @@ class CsvRows(RowReader):
     def _lacking(self, kind: ValueType, path: str) -> Iterator[tuple[str, str]]:
         for one in kind.fields:
             if one.type.kind in _NESTED:
-                yield f"{path}.{one.name}", f"it has a field of several values ({one.type.kind}), which CSV cannot hold"
+                yield f"{path}.{one.name}", f"it has a nested field ({one.type.kind}), which CSV cannot hold"
 
 
 class JsonRows(RowReader):
-    """A row is an object. Fields that no schema names have the types of the first row."""
+    """Rows as JSON objects. Fields outside the schema have the types of the first row."""
 
     kind = "json-lines"
     title = "JSON lines"
     blanks = b" \t\r\n"
-    no_row = "it is not one JSON object (for CSV say --format csv)"
+    no_row = "it is not one JSON object (for CSV use --format csv)"
     not_one = "it holds more than one object"
     _wire: pa.Schema | None = None
 
     def are_rows(self, text: bytes, lines: int) -> bool:
-        """Whether every line begins and ends as an object does."""
+        """Tell whether every line begins and ends like an object."""
         return text.startswith(b"{") and text.endswith((b"}\n", b"}")) and text.count(b"}\n{") == lines - 1
 
     def read(self, rows: bytes) -> pa.RecordBatch | str:
-        """Objects as a batch; or why they cannot be read."""
+        """Read objects as a batch, or return the reason why they cannot be read."""
         if self._wire is None:
             self._wire = self._wire_schema(rows.partition(b"\n")[0])
         batch = _parsed(rows, self._wire, "ignore" if self._fields.ignore_unknown else "error")
@@ -213,12 +217,12 @@ class JsonRows(RowReader):
         return self._fitted(batch)
 
     def _unknown(self, lines: bytes) -> str:
-        found = _parsed(lines, None, "infer")  # Of which Arrow cannot always tell the types.
+        found = _parsed(lines, None, "infer")  # Arrow cannot always infer the types.
         names = [] if isinstance(found, str) else [name for name in found.schema.names if name not in self._types]
-        return f"it has fields that the log does not have: {', '.join(names) or 'somewhere within'}"
+        return f"it has fields that the log does not have: {', '.join(names) or 'nested ones'}"
 
     def _wire_schema(self, first: bytes) -> pa.Schema:
-        """What rows are parsed as. Fields that no schema names have the type of the first row; a null is text."""
+        """Return the schema for parsing. Fields outside the log's have the type of the first row; null is text."""
         for name in [name for name, type_ in self._types.items() if type_ == pa.null()]:
             read = (kind for kind in _SCALARS if not isinstance(_parsed(first, pa.schema([(name, kind)])), str))
             self._types[name] = next(read, pa.string())
@@ -226,16 +230,16 @@ class JsonRows(RowReader):
 
     def _lacking(self, kind: ValueType, path: str, depth: int = 0) -> Iterator[tuple[str, str]]:
         if kind.kind == "map":
-            yield path, "it has a map, which Arrow's JSON reader lacks"
+            yield path, "it has a map, which Arrow's JSON reader cannot read"
         elif str(kind.arrow).startswith("time") and not pa.types.is_timestamp(kind.arrow):
-            yield path, "it has a time of day, which Arrow's JSON reader lacks"
+            yield path, "it has a time of day, which Arrow's JSON reader cannot read"
         elif depth > 1 and self._is_base64(kind.arrow):
-            yield path, "it has bytes within a field, where base64 is not decoded"
+            yield path, "it has nested bytes, where base64 is not decoded"
         if kind.items is not None:
             yield from self._lacking(kind.items, f"{path}[]", depth + 1)
         for one in kind.fields:
             if one.default is not None and (depth or one.type.nullable):
-                problem = "it has a default, and Arrow's JSON reader cannot tell null from a field that is missing"
+                problem = "it has a default, and Arrow's JSON reader cannot tell null from a missing field"
                 yield f"{path}.{one.name}", problem
             yield from self._lacking(one.type, f"{path}.{one.name}", depth + 1)
 
@@ -244,7 +248,7 @@ def _parsed(
     text: bytes, schema: pa.Schema | None, unexpected: str = "ignore", block_bytes: int = _PARALLEL_BYTES
 ) -> pa.RecordBatch | str:
     try:
-        text.decode()  # Arrow does not look.
+        text.decode()  # Arrow does not check it.
         table = pj.read_json(
             pa.BufferReader(text),
             read_options=pj.ReadOptions(block_size=block_bytes),
@@ -252,25 +256,26 @@ def _parsed(
         )
     except (pa.ArrowException, ValueError) as error:
         if "straddling" in str(error) and block_bytes <= len(text):
-            return _parsed(text, schema, unexpected, len(text) + 1)  # It has a row that is longer than Arrow's blocks.
+            return _parsed(text, schema, unexpected, len(text) + 1)  # A row is longer than Arrow's blocks.
         return _CHANGED_TYPE.sub(r"the field '\1' is of JSON's type \3, and not \2", _AROUND_JSON.sub("", str(error)))
     return table.combine_chunks().to_batches()[0]
 
 
 def _wire(kind: pa.DataType) -> pa.DataType:
-    """What Arrow's reader reads for a type; a cast makes the type of it."""
+    """Return the type that Arrow's reader reads for a type, before a cast."""
     if pa.types.is_struct(kind):
         return pa.struct([pa.field(one.name, _wire(one.type)) for one in cast("pa.StructType", kind)])
     if pa.types.is_list(kind):
         return pa.list_(_wire(cast("pa.ListType", kind).value_type))
     if kind == pa.float32():
-        return pa.float64()  # Else one that is too large would be infinite, and nobody told.
+        return pa.float64()  # A number too large for float32 would silently become infinite.
     return pa.string() if str(kind).startswith("date") or pa.types.is_fixed_size_binary(kind) else kind
 
 
 def _narrowed(column: pa.Array, kind: pa.DataType) -> pa.Array:
-    """A column in another type. Raises ArrowException or ValueError for what that cannot hold, such as a number that
-    would become infinite, of which Arrow says nothing.
+    """Cast a column. Raises ArrowException or ValueError for values that do not fit.
+
+    Arrow itself does not report numbers that become infinite.
     """
     if column.type == kind:
         return column
@@ -281,7 +286,7 @@ def _narrowed(column: pa.Array, kind: pa.DataType) -> pa.Array:
 
 
 def _infinite(column: pa.Array) -> Iterator[int]:
-    """How many numbers are infinite in each part of a column that has such."""
+    """Count the infinite numbers in each floating-point part of a column."""
     if column.type in (pa.float32(), pa.float64()):
         yield int(np.count_nonzero(np.isinf(numbers_or_zeros(column))))
     elif pa.types.is_struct(column.type):

@@ -112,15 +112,15 @@ def test_the_header_is_part_of_the_mark() -> None:
     [
         (b"b", "Expected 2 columns, got 1"),
         (b"b,2,3", "Expected 2 columns, got 3"),
-        (b'b,"2', "a quote that it does not close"),
-        (b'b,"2\n3"', "a quote that it does not close"),
-        (b'"b","2', "a quote that it does not close"),
-        (b'"b","2\n3"', "a quote that it does not close"),
-        (b'b,"2\r\n3"', "a quote that it does not close"),
+        (b'b,"2', "an open quote"),
+        (b'b,"2\n3"', "an open quote"),
+        (b'"b","2', "an open quote"),
+        (b'"b","2\n3"', "an open quote"),
+        (b'b,"2\r\n3"', "an open quote"),
         (b'b,"2\r3"', "carriage return"),
         (b"b,2\rc,3", "carriage return"),
         (b"b,\xff", "utf-8.*can't decode byte 0xff in position 2"),
-        (b'"b,2\n\n"\rc,3', "a quote that it does not close|carriage return"),
+        (b'"b,2\n\n"\rc,3', "an open quote|carriage return"),
     ],
 )
 @pytest.mark.parametrize("before", [1, 7])
@@ -146,7 +146,7 @@ def test_a_line_that_may_have_been_cut_off_is_refused() -> None:
 def test_a_field_over_two_lines_is_found_anywhere() -> None:
     """However long the block, no seam within it makes two rows of one whose quote goes on in the next line."""
     for line in (b'a,"x\n', b'a,"' + b"x" * 70 + b'\ny",2\n'):
-        with pytest.raises(InvalidChange, match="line 2 is broken: it has a quote"):
+        with pytest.raises(InvalidChange, match="line 2 is broken: it has an open quote"):
             rows_of(reader(b"key,value\n" + line * 40_000, block_bytes=4 << 20))
 
 
@@ -174,9 +174,9 @@ def test_a_byte_order_mark_is_no_part_of_the_header_and_stays_in_a_field() -> No
         (b"key;value", "no field 'key'", "key;value"),
         (b"key,value,x", "does not have", "x"),
         (b"key,value,key", "a field twice", "key"),
-        (b"", "no header", None),
-        (b'key,"value', "no header", None),
-        (b"key\rvalue", "no header", None),
+        (b"", "not a CSV header", None),
+        (b'key,"value', "not a CSV header", None),
+        (b"key\rvalue", "not a CSV header", None),
         (b"key,value\xff", "the header is broken", None),
     ],
 )
@@ -270,7 +270,7 @@ def test_what_csv_cannot_hold_is_refused_by_name(kind: str) -> None:
     inner: dict[str, object] = {"type": kind, "items": "long", "values": "long", "name": "I", "fields": []}
     if kind == "record":
         inner["fields"] = [{"name": "n", "type": "long"}]
-    with pytest.raises(ConfigError, match=f"several values .{kind}") as caught:
+    with pytest.raises(ConfigError, match=f"nested field .{kind}") as caught:
         reader(GOOD, typed({"name": "l", "type": ["null", inner]}))
     assert caught.value.facts["field"] == "value.l"
     assert "Parquet" in caught.value.hint

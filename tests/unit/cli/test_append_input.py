@@ -245,8 +245,8 @@ def test_bytes_are_text_or_base64() -> None:
         ({"name": "l", "type": {"type": "array", "items": {"type": "map", "values": "long"}}}, "value.l[]", "a map"),
         ({"name": "t", "type": {"type": "int", "logicalType": "time-millis"}}, "value.t", "a time of day"),
         ({"name": "l", "type": {"type": "array", "items": "bytes"}}, "value.l[]", "base64"),
-        ({"name": "d", "type": ["string", "null"], "default": "x"}, "value.d", "null from a field that is missing"),
-        ({"name": "r", "type": RECORD}, "value.r.d", "null from a field that is missing"),
+        ({"name": "d", "type": ["string", "null"], "default": "x"}, "value.d", "null from a missing field"),
+        ({"name": "r", "type": RECORD}, "value.r.d", "null from a missing field"),
     ],
 )
 def test_what_arrow_cannot_read_is_refused_by_name(field: dict[str, object], path: str, problem: str) -> None:

@@ -49,14 +49,14 @@ def test_a_named_field_that_no_row_has_is_refused(options: dict[str, object]) ->
     source = reader(data, fields, block_bytes=1 << 20)
     (batch,) = list(source.batches())
     wrong = appender(source, fields)
-    wrong.look(batch)
+    wrong.note_fields(batch)
     with pytest.raises(InvalidChange, match="no row of the input has the field"):
         wrong.require_seen()
     with pytest.raises(InvalidChange):
-        wrong.look(pa.RecordBatch.from_pydict({"key": ["a"] * (MOST_ROWS + 1)}))
+        wrong.note_fields(pa.RecordBatch.from_pydict({"key": ["a"] * (MOST_ROWS + 1)}))
     spelt = replace(BYTES, checkpoint_field="commit", op_field="op", delete_value="D")
     right = appender(source, spelt)
-    right.look(next(reader(data, spelt, block_bytes=1 << 20).batches()))
+    right.note_fields(next(reader(data, spelt, block_bytes=1 << 20).batches()))
     right.require_seen()
 
 
