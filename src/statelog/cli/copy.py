@@ -1,4 +1,4 @@
-"""`statelog copy`: copies a log into a new one, on another cluster or below another root, and finishes the copy."""
+"""`statelog copy`: copy a log into a new one, on another cluster or below another root, and finish the copy."""
 
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -17,47 +17,47 @@ from statelog.operate.report import Report
 
 _HELP = """Copy the log NAME into the new log COPY: its state and its writers' progress, and no history.
 
-Run it again and again: each run copies what was committed since. COPY is closed to everybody until --finish. Stop the
-writers of NAME before that: --finish fences those that are left. They go on in COPY, each at its last checkpoint.
+Each further run copies the commits since the last one. COPY stays closed until --finish. Stop the writers of NAME
+before that: --finish fences the remaining ones. Writers continue in COPY, each at its last checkpoint.
 
-COPY may lie on another cluster and below another root: --to-config names a configuration file for it, and what none of
-the --to options says is as for NAME."""
+COPY may lie on another cluster and below another root: --to-config names a configuration file for it. Everything that
+the --to options do not set is as for NAME."""
 
 
 @click.command("copy", help=_HELP)
 @log_argument
 @click.argument("copy")
-@click.option("--to-config", type=FILE, metavar="FILE", help="Configuration file of COPY's place.")
+@click.option("--to-config", type=FILE, metavar="FILE", help="Configuration file for COPY.")
 @click.option("--to-bootstrap", metavar="HOST:PORT", help="Kafka brokers of COPY.")
 @click.option("--to-root", metavar="URL", help="URL below which COPY has its directory.")
 @click.option(
     "--replication-factor", "to_replication_factor", type=int, help="Replicas of each topic of COPY. Default 3."
 )
-@click.option("--finish", is_flag=True, help="Copy the rest and open COPY: from now on it is a log of its own.")
+@click.option("--finish", is_flag=True, help="Copy the rest and open COPY, which is then a log of its own.")
 @click.option(
-    "--snapshot", is_flag=True, help="Copy the newest snapshot alone, because NAME's cluster or a topic is gone."
+    "--snapshot", is_flag=True, help="Copy the newest snapshot alone, because NAME's cluster or a topic is lost."
 )
-@click.option("--as-copied", is_flag=True, help="With --finish: open it as it is, because NAME is gone.")
+@click.option("--as-copied", is_flag=True, help="With --finish: open COPY unchanged, because NAME is lost.")
 @click.option("--truncation", type=TRUNCATION_MODES, help="Who deletes records of COPY, as in init.")
 @click.option("--retention-days", type=int, help="With retention, as in init.")
 @click.option("--verify/--no-verify", default=True, show_default=True, help="Compare both whole states.")
 @connected
 def command(session: Session, /, name: str, copy: str, **options: Any) -> None:
-    """Copy a log; the `options` are those of `_copied` and `_there`."""
-    there = _there(session, **{option: options.pop(option) for option in list(options) if option.startswith("to_")})
+    """Copy a log; `options` are the options of `_copied` and `_target`."""
+    target = _target(session, **{option: options.pop(option) for option in list(options) if option.startswith("to_")})
     others = [f"--{one.replace('_', '-')}" for one in ("snapshot", "truncation", "retention_days") if options[one]]
     if options["as_copied"] and (others or not options["finish"]):
-        hint = f"Give it with --finish{', and without ' * bool(others)}{' and '.join(others)}"
+        hint = f"Use it with --finish{', and without ' * bool(others)}{' and '.join(others)}"
         raise ConfigError("--as-copied only opens a copy", hint=hint)
     with session.warnings_shown():
-        done = _copied(session, there, name, copy, **options)
+        done = _copied(session, target, name, copy, **options)
     title = f"{'finished' if done.is_finished else 'copied'} {name} into {copy}"
     session.output.report(Report(title, {"log": name, "copy": copy, **asdict(done)}))
 
 
 def _copied(
     session: Session,
-    there: Session,
+    target: Session,
     name: str,
     copy: str,
     *,
@@ -66,15 +66,15 @@ def _copied(
     snapshot: bool,
     **options: Any,
 ) -> Copied:
-    settings = materializer_settings(there.config, copy)
+    settings = materializer_settings(target.config, copy)
     if as_copied:
-        return finish_copy(name, copy, there.where(), settings=settings)
+        return finish_copy(name, copy, target.where(), settings=settings)
     source = open_snapshots(name, session.where_without_kafka()) if snapshot else session.open_log(name)
     with open_bar(f"copy {name}", as_json=session.output.as_json) as bar, source as log:
         return copy_log(
             log,
             copy,
-            there.where(),
+            target.where(),
             finish=finish,
             is_alone=snapshot,
             settings=settings,
@@ -83,9 +83,9 @@ def _copied(
         )
 
 
-def _there(session: Session, *, to_config: Path | None, **said: Any) -> Session:
+def _target(session: Session, *, to_config: Path | None, **named: Any) -> Session:
     config = session.config
     if to_config is not None:
         config = merge([file_layer(read_text(to_config, "configuration file"), str(to_config))])
-    given = {name.removeprefix("to_"): value for name, value in said.items() if value not in (None, "")}
+    given = {name.removeprefix("to_"): value for name, value in named.items() if value not in (None, "")}
     return replace(session, config=replace(config, **given))

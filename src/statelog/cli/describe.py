@@ -1,6 +1,7 @@
-"""`statelog describe`: what a log is, and its current status; `list`: the logs below a root, a row each; `watch`: one
-log, a line as often as asked, both by the names of `describe`; `subscriptions`: the readers that hold truncation while
-they are stopped, too, and the removal of one.
+"""Commands that show logs, under the same names of facts.
+
+`statelog describe`: a log's properties and status. `list`: the logs below a root, a row each. `watch`: a line on one
+log at intervals. `subscriptions`: the readers that hold truncation back even while stopped, and their removal.
 """
 
 import sys
@@ -18,19 +19,20 @@ from statelog.operate.description import describe_log, subscriptions_listing
 from statelog.operate.report import Listing, Report, shown, words
 from statelog.reading import list_subscriptions, remove_subscription
 
-_SUBSCRIPTIONS_HELP = """Show the subscriptions of the log NAME: readers that hold truncation back, also while they are
+_SUBSCRIPTIONS_HELP = """Show the subscriptions of the log NAME: readers that hold truncation back even while they are
 stopped.
 
-A removed one holds nothing any more. Its reader is told when it asks next, and goes on only under another reader id."""
+A removed subscription holds nothing back. Its reader gets an error at its next read, and can continue only under
+another reader id."""
 _SHOWN = (
     "verdict", "position", "snapshot_bytes", "lag_commits", "lag_bytes", "lag_age_s", "restore_estimate_s",
     "truncation_held_by",
 )  # fmt: skip
-_LIST_HELP = """Show the logs below the root: whether rounds keep up, their size, what is in no snapshot yet, how long a
-restore may take.
+_LIST_HELP = """Show the logs below the root: whether rounds keep up, the size, the commits in no snapshot, and the
+estimated time of a restore.
 
-A log that cannot be described has its error in the row, and the exit code is that of the first."""
-_WATCH_HELP = "Show how the log NAME goes on, a line every --interval, until Ctrl-C or SIGTERM."
+A log that cannot be described has its error in the row; the exit code is that of the first error."""
+_WATCH_HELP = "Show the progress of the log NAME, a line every --interval, until Ctrl-C or SIGTERM."
 
 
 @click.command("list", help=_LIST_HELP)
@@ -44,9 +46,9 @@ def list_logs(session: Session) -> None:
         for name in log_names(where):
             try:
                 settings = materializer_settings(session.config, name)
-                facts = describe_log(Log.open(name, shared), settings).facts  # The client is closed, for all of them.
+                facts = describe_log(Log.open(name, shared), settings).facts  # One client for all logs.
             except NotFound:
-                continue  # A directory of somebody else's.
+                continue  # A directory of something else.
             except StatelogError as error:
                 errors.append(error)
                 rows.append((name, *[None] * len(_SHOWN), f"{type(error).__name__}: {error.message}"))
@@ -60,8 +62,8 @@ def list_logs(session: Session) -> None:
 
 @click.command("watch", help=_WATCH_HELP)
 @log_argument
-@click.option("--interval", default="5s", show_default=True, metavar="TIME", help="From a line to the next.")
-@click.option("--times", type=click.IntRange(1), metavar="N", help="End after so many lines.")
+@click.option("--interval", default="5s", show_default=True, metavar="TIME", help="The time between two lines.")
+@click.option("--times", type=click.IntRange(1), metavar="N", help="End after N lines.")
 @connected
 def watch(session: Session, name: str, interval: str, times: int | None) -> None:
     """Watch a log."""
@@ -82,7 +84,7 @@ def watch(session: Session, name: str, interval: str, times: int | None) -> None
                 break
 
 
-@click.command("describe", help="Show what the log NAME is, and its current status.")
+@click.command("describe", help="Show the properties and the status of the log NAME.")
 @log_argument
 @connected
 def command(session: Session, name: str) -> None:
@@ -110,7 +112,7 @@ def subscriptions(session: Session, name: str, reader: str | None, yes: bool, dr
             session.output.report(Report(name, {}, (subscriptions_listing(list_subscriptions(log.store)),)))
             return
         if not yes:
-            confirm(name, f"This ends the subscription of reader {reader}: what it did not read may be truncated.")
+            confirm(name, f"This ends the subscription of reader {reader}: what it has not read may be truncated.")
         was = remove_subscription(log, reader, "removed by command")
         done = "ended already" if was.ended else "removed"
         facts = {"reader": reader, "position": was.position, "ended": was.ended or done}

@@ -1,6 +1,6 @@
-"""`statelog doctor`: what is wrong with a log; with `--kafka`, what a log needs of a Kafka, tried on the one at hand.
+"""`statelog doctor`: find what is wrong with a log, or, with `--kafka`, whether a Kafka has what a log needs.
 
-`operate` asks and judges.
+`operate` checks and judges.
 """
 
 import signal
@@ -25,14 +25,14 @@ from statelog.operate.kafka_needs import KafkaAnswers, findings, times
 from statelog.operate.kafka_probe import ThrowAwayTopics, ask_kafka
 from statelog.operate.report import Listing, Report
 
-_HELP = """Look for everything that can be wrong with the log NAME, and write nothing: topics, files, what is committed,
-who holds truncation back, ages, clocks.
+_HELP = """Check the log NAME for everything that can be wrong with it, without writing: topics, files, committed
+records, what holds truncation back, ages, clocks.
 
-Without NAME, or with `--kafka`: try everything that a log needs of this Kafka, and measure how long a commit takes. Two
-topics are made for it, and removed. Without the right to make topics, let somebody make two empty ones, NAME and
-NAME.ledger, and name them with --topics NAME; they stay.
+Without NAME, or with `--kafka`: try everything that a log needs of this Kafka, and measure the time of a commit. This
+makes two topics and removes them. Without the right to create topics, have two empty ones created, NAME and
+NAME.ledger, and pass --topics NAME; they are not removed.
 
-`--kafka` alone says that Kafka is meant; with NAME=VALUE it is a setting of the client, as for every command."""
+`--kafka` alone selects the check of Kafka; with NAME=VALUE it is a setting of the client, as for every command."""
 EXIT_CODES = {
     Severity.OK: OK,
     Severity.NOTE: OK,
@@ -40,16 +40,16 @@ EXIT_CODES = {
     Severity.UNAVAILABLE: UNAVAILABLE,
     Severity.DAMAGED: DAMAGED,
 }
-_COLUMNS = ("needed", "severity", "answered", "what follows", "what to set")
-_OF_LOG = ("looked at", "severity", "found", "why it matters", "what to do")
+_COLUMNS = ("need", "severity", "answer", "consequence", "what to set")
+_OF_LOG = ("check", "severity", "found", "why it matters", "what to do")
 _FIELDS = ("name", "severity", "found", "why", "hint", "facts")
 
 
 class _Doctor(click.Command):
-    """Takes `--kafka` without a setting."""
+    """A command that takes `--kafka` without a setting."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Drop it: Kafka is what is looked at."""
+        """Drop a bare `--kafka`, and refuse a log's name with it."""
         is_bare = [
             arg == "--kafka" and (after[:1] in ("-", "") or "=" not in after) for arg, after in pairwise([*args, ""])
         ]
@@ -61,16 +61,16 @@ class _Doctor(click.Command):
 
 @click.command("doctor", cls=_Doctor, help=_HELP)
 @click.argument("log", metavar="[NAME]", required=False, shell_complete=complete_log)
-@click.option("--deep", is_flag=True, help="Read and compare every run, and what is in none yet.")
-@click.option("--prove-store", is_flag=True, help="Try put-if-absent, by two files that are removed.")
+@click.option("--deep", is_flag=True, help="Read and compare every run, and all commits in no run yet.")
+@click.option("--prove-store", is_flag=True, help="Try put-if-absent with two files, which are removed.")
 @click.option("--topics", "named", metavar="NAME", help="Use the empty topics NAME and NAME.ledger.")
 @click.option("--replication-factor", "key_of_replication_factor", type=int, help="Replicas of each topic. Default 3.")
 @connected
 def command(session: Session, log: str | None, deep: bool, prove_store: bool, named: str | None) -> None:
-    """Examine a log, or a Kafka."""
+    """Examine a log or a Kafka."""
     if log is not None:
         if named is not None:
-            raise ConfigError("--topics is for a Kafka", hint="Leave NAME out")
+            raise ConfigError("--topics is for a check of Kafka", hint="Omit NAME")
         settings = materializer_settings(session.config, log)
         with session.warnings_shown():
             found = examine(log, session.where(), settings, deep=deep, proves=prove_store)
@@ -101,7 +101,7 @@ def _examine_kafka(session: Session, named: str | None) -> None:
 def _end(
     session: Session, title: str, facts: Mapping[str, object], found: Sequence[Finding], columns: tuple[str, ...]
 ) -> None:
-    """Show what was found, to people the worst first; exit by the worst."""
+    """Show the findings, to people worst first. Exit with the code of the worst."""
     if not session.output.as_json:
         found = sorted(found, key=lambda one: list(Severity).index(one.severity), reverse=True)
     rows = [(one.name, one.severity.value, one.found, one.why, as_typed(one.hint), one.facts) for one in found]
@@ -115,15 +115,15 @@ def _end(
 
 @contextmanager
 def _removed(topics: ThrowAwayTopics, session: Session) -> Generator[None]:
-    """Remove the topics at the end, after Ctrl-C and SIGTERM, too: from the first of these on no other is heard."""
+    """Remove the topics at the end, also after Ctrl-C or SIGTERM. Further signals are then ignored."""
     earlier = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
 
-    def be_deaf() -> None:
+    def ignore_signals() -> None:
         for number in earlier:
             signal.signal(number, signal.SIG_IGN)
 
     def interrupt(_: int, frame: FrameType | None) -> None:
-        be_deaf()
+        ignore_signals()
         act = earlier[signal.SIGINT]
         (act if callable(act) else signal.default_int_handler)(signal.SIGINT, frame)
 
@@ -132,9 +132,9 @@ def _removed(topics: ThrowAwayTopics, session: Session) -> Generator[None]:
     try:
         yield
     finally:
-        be_deaf()
+        ignore_signals()
         for topic, error in topics.remove().items():
-            session.output.warning(f"topic {topic} is still there, delete it: {error.message}")
+            session.output.warning(f"topic {topic} could not be removed, delete it: {error.message}")
         for number, handler in earlier.items():
             signal.signal(number, handler)
 

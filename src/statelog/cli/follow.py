@@ -1,7 +1,7 @@
-"""`statelog follow`: the commits of a log as they come, until somebody stops it.
+"""`statelog follow`: print the commits of a log as they come, until it is stopped.
 
-For people a commit's line comes first and its changes are indented below; as JSON each change is an object that says
-which commit it is part of, and the commit's own object comes last: then all of it is there.
+For people, a commit's line comes first and its changes are indented below. As JSON, each change is an object that names
+its commit. The commit's own object comes last, and shows that all changes were printed.
 """
 
 import time
@@ -29,11 +29,11 @@ from statelog.schemas.ledger.fold import ValidCommit
 
 _PAUSE_S = 0.1
 _BATCH_ROWS = 10_000
-_HELP = """Show the commits of the log NAME as they come, with the last change of each key; of the KEYs only, if any
+_HELP = """Show the commits of the log NAME as they come, with the last change of each key; only of the KEYs, if any
 are named.
 
-Ctrl-C and SIGTERM end it behind the commit that is being printed, with 0; a second one at once. With --json each
-change is an object with the commit that it is part of; the commit's own, "event": "commit", follows its changes."""
+Ctrl-C and SIGTERM end it after the current commit, with exit code 0; a second signal ends it at once. With --json each
+change is an object that names its commit; the commit's own object, "event": "commit", follows its changes."""
 
 
 @click.command("follow", help=_HELP)
@@ -45,9 +45,9 @@ change is an object with the commit that it is part of; the commit's own, "event
     default="now",
     show_default=True,
     metavar="WHERE",
-    help="now, state (all that is there, then commits), oldest, a ledger position, a time (ISO 8601), or 10min: ago.",
+    help="now, state (all rows, then commits), oldest, a ledger position, a time (ISO 8601), or a duration ago: 10min.",
 )
-@click.option("--once", is_flag=True, help="End behind what is committed by now.")
+@click.option("--once", is_flag=True, help="End after the commits made so far.")
 @click.option("--writer", "writers", metavar="NAME", multiple=True, help="Only commits of this writer; repeatable.")
 @click.option("--key-groups", metavar="LIST", help="Only these key groups, such as 0-63,70.")
 @bytes_option
@@ -96,9 +96,10 @@ def command(
 
 @dataclass(slots=True, kw_only=True)
 class _Follower:
-    """Prints what a feed has, until it is stopped: commits of the `writers`, of all if none is named, and changes of
-    the `keys`. Where a part of the keys is followed, commits that changed none of them are not printed.
+    """Prints the commits of a feed until it is stopped.
 
+    `writers`: print only their commits; empty: all. `keys`: print only their changes; None: all.
+    `is_part`: only some keys are followed; commits without a change of these are not printed.
     `with_groups`: callers name the key group of a key.
     """
 
@@ -114,7 +115,7 @@ class _Follower:
     _left_out: int = 0
 
     def run(self, end_position: int | None) -> None:
-        """Print every commit; return once it is stopped, or once all below `end_position` are printed."""
+        """Print commits until the command is stopped, or until all below `end_position` are printed."""
         while not self.control.is_stopped and (end_position is None or self.feed.passed_position < end_position):
             commits = self.feed.commits()
             for commit in commits:
@@ -133,12 +134,12 @@ class _Follower:
                     self.feed.wait(self._is_over)
 
     def _is_over(self) -> bool:
-        """Return whether it was stopped. Raises what `check_stdout` does: nobody may read any more."""
+        """Tell whether the command was stopped. Raises BrokenPipeError if nobody reads its output any more."""
         check_stdout()
         return self.control.is_stopped
 
     def warn_of_writers(self) -> None:
-        """Say that commits were there, and none of the writers that were named: perhaps a slip of the pen."""
+        """Warn if there were commits, but none of the named writers: a name may be misspelt."""
         if self._left_out and not self._chosen:
             self.output.warning(f"no commit of writer {' or '.join(sorted(self.writers))} was found")
 
@@ -155,13 +156,13 @@ class _Follower:
         self._close({"event": "state", "position": recovery.position, "keys": rows})
 
     def _show(self, commit: ValidCommit) -> None:
-        """Print a commit: for people what it is comes first, for programs last."""
+        """Print a commit: its head comes first for people, and last for programs."""
         whose = {"writer": commit.writer, "checkpoint": commit.checkpoint_id, "position": commit.position}
         time = show_time(commit.timestamp_ms / 1000, "milliseconds") if commit.timestamp_ms >= 0 else None
         rows = 0
-        told = f", {as_json(dict(commit.metadata))}" if commit.metadata else ""
+        metadata = f", {as_json(dict(commit.metadata))}" if commit.metadata else ""
         when = f", {time}" if time else ""
-        head = f"commit {commit.checkpoint_id} of {commit.writer}{when}, position {commit.position}{told}"
+        head = f"commit {commit.checkpoint_id} of {commit.writer}{when}, position {commit.position}{metadata}"
         if not self.is_part:
             self._head(head)
         with closing(self.feed.changes([commit], self._check)) as tables:
@@ -186,7 +187,7 @@ class _Follower:
         return table if self.keys is None else rows_of(table, self.keys)
 
     def _show_changes(self, table: pa.Table, whose: Mapping[str, object]) -> None:
-        """Print changes, many in one text; `whose` says which commit they are part of."""
+        """Print changes, many at a time; `whose` identifies their commit."""
         for batch in table.to_batches(max_chunksize=_BATCH_ROWS):
             self.output.line("\n".join(self._lines(batch, whose)))
 
@@ -206,30 +207,30 @@ class _Follower:
                 yield clean(f"  {op} {' '.join(map(in_text, shown.values()))}").replace("\n", "\\n")
 
     def _check(self, *_: object) -> None:
-        """Raise KeyboardInterrupt once a second signal has come."""
+        """Raise KeyboardInterrupt after a second signal."""
         if self.control.is_abandoned:
             raise KeyboardInterrupt
 
 
 def _at(log: Log, start: Start, output: Output, *, once: bool) -> AtPosition | None:
-    """The state behind which the commits are printed; None for the newest. Warns of a time that is still to come."""
+    """Return the state after which commits are printed; None for the newest. Warn if the time is in the future."""
     match start:
         case From.NOW | From.STATE:
             return None
         case From.OLDEST:
             return AtPosition(RetainedHistory(log, None).oldest_position)
         case _:
-            reach = RetainedHistory(log, None)
-            position = reach.resolve(start)
-            # By the brokers' clocks it may have come.
-            if isinstance(start, AtTime) and position == reach.ledger.end and start.timestamp_ms > time.time() * 1000:
-                then = "" if once else "; what is committed from now on is printed"
+            history = RetainedHistory(log, None)
+            position = history.resolve(start)
+            # The brokers' clocks may be ahead of ours.
+            if isinstance(start, AtTime) and position == history.ledger.end and start.timestamp_ms > time.time() * 1000:
+                then = "" if once else "; commits from now on are printed"
                 output.warning(f"nothing is selected yet: the time is in the future{then}")
             return AtPosition(position)
 
 
 def _groups(asked: tuple[int, ...] | None, keys: pa.Array | None, descriptor: Descriptor) -> frozenset[int] | None:
-    """The key groups to read: those that were asked for, or those of the keys."""
+    """Return the key groups to read: the named ones, or the keys' own; None for all."""
     if asked is not None:
         return frozenset(asked)
     if keys is None or descriptor.hash_rule is HashRule.CALLER:

@@ -24,15 +24,14 @@ from statelog.schemas.descriptor import HashRule
 
 _HELP = """Read the committed values of the KEYs of the log NAME.
 
-One key: its value as it is, a typed one as JSON. Several, or --json: a line of JSON for each key that is there, as
-`recover --to-json` writes it. A key that is not there has no line, and the exit code is 7. Only the key groups of the
-keys are read, or all of them where the log's callers name the key group, as in a worker's log, and --key-group does
-not. Negative numbers come behind `--`."""
-_DIFF_HELP = """Show the keys of the log NAME whose value is another one at TO than at FROM, a line each, and both
-values.
+One key: its plain value, a typed one as JSON. Several keys, or --json: a line of JSON for each key that exists, as
+`recover --to-json` writes it. A missing key has no line, and the exit code is 7. Only the key groups of the keys are
+read. If the log's callers name key groups, as in a worker's log, all are read unless --key-group names one. Put `--`
+before negative numbers."""
+_DIFF_HELP = """Show the keys of the log NAME whose values differ between FROM and TO, a line each, with both values.
 
-FROM and TO are ledger positions, times in ISO 8601, or how long ago, such as 10min; without TO it is now. What was
-committed in between has to be held by the log still."""
+FROM and TO are ledger positions, times in ISO 8601, or durations ago, such as 10min; the default of TO is now. The log
+must still hold the commits in between."""
 _SIGNS = {"added": "+", "removed": "-", "changed": "~"}
 
 
@@ -40,10 +39,10 @@ _SIGNS = {"added": "+", "removed": "-", "changed": "~"}
 @log_argument
 @click.argument("keys", metavar="KEY...", nargs=-1, required=True)
 @bytes_option
-@click.option("--key-group", type=int, metavar="N", help="Of all keys, where the log's callers name it.")
+@click.option("--key-group", type=int, metavar="N", help="The key group of all keys, if the log's callers name it.")
 @at_options
-@click.option("--at-least", type=click.IntRange(0), metavar="N", help="Nothing older than this ledger position.")
-@click.option("--barrier", is_flag=True, help="Nothing older than now; writes a void record to the ledger.")
+@click.option("--at-least", type=click.IntRange(0), metavar="N", help="A state at this ledger position or later.")
+@click.option("--barrier", is_flag=True, help="A state no older than now; writes a void record to the ledger.")
 @lease_option
 @connected
 def command(
@@ -59,14 +58,16 @@ def command(
 ) -> None:
     """Get some keys."""
     if at is not None and (barrier or at_least is not None):
-        raise ConfigError("an earlier state is as old as it is", hint="Leave --at-least and --barrier out")
+        raise ConfigError(
+            "--at-least and --barrier are for the newest state", hint="Omit both, or name no earlier state"
+        )
     with session.open_log(name) as log:
         wanted = read_keys(keys, log.descriptor.key_type, bytes_text)
         groups = groups_of(wanted, key_group, log.descriptor)
         settings = RecoverySettings(holder="statelog get", lease=lease)
-        looked = look_up(log, wanted, groups, at=at, at_least=at_least or 0, barrier=barrier, settings=settings)
-        found, missing = _found(looked.rows, keys, wanted)
-        for text in looked.warnings:
+        result = look_up(log, wanted, groups, at=at, at_least=at_least or 0, barrier=barrier, settings=settings)
+        found, missing = _found(result.rows, keys, wanted)
+        for text in result.warnings:
             session.output.warning(text)
         with_groups = log.descriptor.hash_rule is HashRule.CALLER
     if len(keys) == 1 and found.num_rows < 2 and not session.output.as_json:
@@ -77,13 +78,14 @@ def command(
         for line in json_lines(found, bytes_text, with_groups=with_groups):
             session.output.line(line)
     if missing:
-        session.output.notice(f"not there: {', '.join(missing)}")
+        session.output.notice(f"not found: {', '.join(missing)}")
         sys.exit(ABSENT)
 
 
 def _found(rows: pa.Table, texts: tuple[str, ...], keys: pa.Array) -> tuple[pa.Table, list[str]]:
-    """Return the rows in the order of their keys, and the texts of keys without one. A key that is named twice has its
-    rows twice; one may lie in several key groups of the callers.
+    """Return the rows in the order of the named keys, and the texts of missing keys.
+
+    A key that is named twice has its rows twice. A key may have rows in several key groups if callers name them.
     """
     rows_by_key = defaultdict[Any, list[int]](list)
     for row, key in enumerate(rows.column("key").to_pylist()):
@@ -95,7 +97,7 @@ def _found(rows: pa.Table, texts: tuple[str, ...], keys: pa.Array) -> tuple[pa.T
 
 
 def _print_value(found: pa.Table, bytes_text: BytesText, *, on_terminal: bool) -> None:
-    """The value of one key, or nothing: bytes as they are, but on a terminal without control characters."""
+    """Print the value of one key, if it exists: raw bytes, but on a terminal without control characters."""
     rows = found.combine_chunks().to_batches()
     if not rows:
         return
@@ -146,5 +148,5 @@ def _at(text: str) -> AtPosition | AtTime:
     found = parse_from(text, time.time())
     if isinstance(found, From):
         hint = "Write a position, a time such as 2030-01-31T12:00, or 10min"
-        raise ConfigError(f"{text!r} names no state", hint=hint)
+        raise ConfigError(f"{text!r} does not name a state", hint=hint)
     return found

@@ -1,5 +1,5 @@
-"""`statelog init`, `evolve`, `truncate`, `delete` and `accept-loss`: makes a log, gives it its next value schema, says
-what truncates it and what does not, deletes it for good, and accepts a loss by name, so that it can go on.
+"""`statelog init`, `evolve`, `truncate`, `delete` and `accept-loss`: create a log, evolve its value schema, show what
+holds truncation back, delete the log, and accept a loss so that the log can continue.
 """
 
 import re
@@ -24,19 +24,19 @@ from statelog.schemas.ledger.records import LossRange
 from statelog.schemas.topic_policy import TruncationMode
 from statelog.store.url import mask_url
 
-_EVOLVE_HELP = """Give the log NAME its next value schema. It must read what every earlier one wrote;
-docs/values.md says which changes do. A schema that the log already has changes nothing.
+_EVOLVE_HELP = """Give the log NAME its next value schema. It must be able to read values of every earlier schema;
+docs/values.md lists the allowed changes. A schema that the log already has changes nothing.
 
 Writers that start from now on use the newest schema; running ones keep theirs."""
 
 
 TRUNCATION_MODES = click.Choice([one.value for one in TruncationMode])
-_TRUNCATE_HELP = """Show who truncates the log NAME, and what holds that back: every snapshot, lease and subscription
-that still needs its records, which of them holds, and what would free it. Nothing is deleted: rounds of the
-materializer truncate, or Kafka does.
+_TRUNCATE_HELP = """Show what truncates the log NAME, and what holds truncation back: every snapshot, lease and
+subscription that still needs records, which of them is the lowest, and what would release it. This deletes nothing:
+rounds of the materializer truncate, or Kafka does.
 
-With --truncation, say who truncates from now on: the materializer (delete-records), or Kafka, by age (retention). For
-retention, give the topics their retention.ms afterwards, with Kafka's own tools; for delete-records, set it back to -1
+With --truncation, choose what truncates from now on: the materializer (delete-records), or Kafka, by age (retention).
+For retention, set the topics' retention.ms afterwards with Kafka's own tools; for delete-records, set it back to -1
 first."""
 _RANGE = re.compile(r"(\d{1,18}):(\d{1,18})-(\d{1,18})\Z")
 
@@ -49,17 +49,17 @@ _RANGE = re.compile(r"(\d{1,18}):(\d{1,18})-(\d{1,18})\Z")
 @click.option("--value-schema", type=FILE, metavar="FILE.avsc", help="An Avro record; default: bytes.")
 @click.option(
     "--hash", "hash_rule", type=click.Choice([one.value for one in HashRule]), default="crc32", show_default=True,
-    help="How a key's group is found: hashed from the key, or from its first bytes, or named by the caller.",
+    help="How a key's group is found: hashed from the key or its first bytes, or named by the caller.",
 )  # fmt: skip
-@click.option("--prefix-bytes", type=int, help="How many first bytes crc32-prefix hashes.")
+@click.option("--prefix-bytes", type=int, help="The number of first bytes that crc32-prefix hashes.")
 @click.option("--replication-factor", "key_of_replication_factor", type=int, help="Replicas of each topic. Default 3.")
 @click.option(
     "--truncation", type=TRUNCATION_MODES, help="Who deletes records: the materializer (default), or Kafka, by age."
 )
-@click.option("--retention-days", type=int, help="With retention: after how many days. Default 7.")
+@click.option("--retention-days", type=int, help="With retention: delete after so many days. Default 7.")
 @connected
 def init(session: Session, /, name: str, value_schema: Path | None, **options: Any) -> None:
-    """Make a log; the options are named as those of `LogOptions`."""
+    """Create a log; the options have the names of `LogOptions`."""
     where, avsc = session.where(), None if value_schema is None else read_text(value_schema, "value schema")
     with session.warnings_shown(), Log.create(name, where, LogOptions(value_schema=avsc, **options)) as log:
         facts = {
@@ -79,7 +79,7 @@ def init(session: Session, /, name: str, value_schema: Path | None, **options: A
 @click.option("--value-schema", type=FILE, metavar="FILE.avsc", required=True, help="Avro record.")
 @connected
 def evolve(session: Session, name: str, value_schema: Path) -> None:
-    """Evolve a log's values."""
+    """Evolve a log's value schema."""
     avsc = read_text(value_schema, "value schema")
     with session.open_log(name) as log:
         before = log.value_schemas.newest().id
@@ -97,14 +97,14 @@ def evolve(session: Session, name: str, value_schema: Path) -> None:
 
 @click.command("truncate", help=_TRUNCATE_HELP)
 @log_argument
-@click.option("--explain", is_flag=True, help="Show what holds each partition, too.")
+@click.option("--explain", is_flag=True, help="Also show the bounds of each partition.")
 @click.option("--truncation", "mode", type=TRUNCATION_MODES, help="Who deletes records from now on.")
-@click.option("--retention-days", type=int, help="With retention: after how many days. Default 7.")
+@click.option("--retention-days", type=int, help="With retention: delete after so many days. Default 7.")
 @connected
 def truncate(session: Session, name: str, explain: bool, mode: str | None, retention_days: int | None) -> None:
-    """Show what truncates, and what holds that back; or change who does."""
+    """Show what truncates, and what holds truncation back; or change the mode."""
     if mode is None and retention_days is not None:
-        raise ConfigError("--retention-days says when Kafka deletes", hint="Say so: --truncation retention")
+        raise ConfigError("--retention-days needs --truncation", hint="Add --truncation retention")
     with session.open_log(name) as log:
         found = log.truncation() if mode is None else log.set_truncation(mode, retention_days)
         topics = [log.kafka.describe_topic(one) for one in (log.data_topic, log.ledger_topic)]
@@ -153,14 +153,14 @@ def delete(session: Session, name: str, yes: bool, dry_run: bool) -> None:
     session.output.report(Report(f"deleted {name}", {"deleted": name}))
 
 
-@click.command("accept-loss", help="Accept what the log NAME has lost, so that it can go on. What is gone stays gone.")
+@click.command("accept-loss", help="Accept what the log NAME has lost, so that it can continue. Nothing is recovered.")
 @log_argument
 @click.option("--range", "ranges", metavar="PARTITION:START-END", multiple=True, help="Offsets of the data topic.")
-@click.option("--ledger", "is_ledger", is_flag=True, help="The ledger lost its tail: go on from the newest snapshot.")
-@click.option("--reason", required=True, help="Why it is gone. Recorded in the ledger.")
+@click.option("--ledger", "is_ledger", is_flag=True, help="The ledger lost its tail: use the newest snapshot.")
+@click.option("--reason", required=True, help="The cause of the loss. Recorded in the ledger.")
 @click.option("--operator", required=True, help="Who accepts it. Recorded in the ledger.")
 @click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
-@click.option("--dry-run", is_flag=True, help="Show the commits that go with the ranges, and accept nothing.")
+@click.option("--dry-run", is_flag=True, help="Show the commits with changes in the ranges, and accept nothing.")
 @connected
 def accept_loss(
     session: Session,
@@ -175,12 +175,12 @@ def accept_loss(
     """Accept a loss."""
     lost = [_range(text) for text in ranges]
     if (bool(lost) and is_ledger) or (dry_run and is_ledger):
-        raise ConfigError("--ledger goes with neither --range nor --dry-run", hint="Give one of them")
+        raise ConfigError("--ledger excludes --range and --dry-run", hint="Give one of them")
     with session.open_log(name) as log:
         if is_ledger:
             if not yes:
-                what = "what its ledger lost; all its writers are fenced"
-                confirm(name, f"This gives up {what}, of {name} below {session.config.root_url()}.")
+                what = f"what the ledger of {name} below {session.config.root_url()} lost"
+                confirm(name, f"This accepts {what}, and fences all its writers.")
             offset = accept_ledger_loss(log, reason=reason, operator=operator)
         else:
             _show(session, log, lost, is_dry=dry_run)
@@ -188,21 +188,21 @@ def accept_loss(
                 return
             if not yes:
                 typed = " ".join(map(shown_range, lost))
-                confirm(typed, "This gives up these offsets for good, and what they hold.", "the ranges")
+                confirm(typed, "This accepts the loss of these offsets, and of their records, for good.", "the ranges")
             offset = accept_data_loss(log, lost, reason=reason, operator=operator)
     session.output.report(Report(f"accepted a loss of {name}", {"accepted": name, "offset": offset}))
 
 
 def _show(session: Session, log: Log, lost: Sequence[LossRange], *, is_dry: bool) -> None:
-    """Show what goes with these ranges. Raises ConfigError if there are none, naming those that are lost."""
+    """Show the commits with changes in these ranges. Raises ConfigError without ranges, and names the missing ones."""
     if not lost:
         found = " ".join(f"--range {shown_range(one)}" for one in missing(log))
-        hint = f"By the offsets of the topic this is lost: {found}" if found else "The error of a reader names offsets"
+        hint = f"Missing by the topic's offsets: {found}" if found else "Take the offsets from a reader's error"
         raise ConfigError("give --range, once or more, or --ledger", hint=hint)
     typed = " ".join(map(shown_range, lost))
     facts, along = {"log": log.name, "ranges": typed}, taken_along(log, lost)
-    output = Output(as_json=session.output.as_json, to_stderr=not is_dry)  # The result comes behind.
-    output.report(Report(f"what goes with {typed} of {log.name}", facts, (along,)))
+    output = Output(as_json=session.output.as_json, to_stderr=not is_dry)  # The result follows.
+    output.report(Report(f"commits with changes in {typed} of {log.name}", facts, (along,)))
 
 
 def _range(text: str) -> LossRange:

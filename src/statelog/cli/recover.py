@@ -1,5 +1,5 @@
-"""`statelog recover`: shows the state of a log, or writes it to a file; `verify`: every byte of a state is read;
-`drill`: a restore into nothing, timed, and compared.
+"""`statelog recover`: show the state of a log, or write it to a file. `verify`: read every byte of a state. `drill`:
+time a restore without keeping the result, and compare it.
 """
 
 import sys
@@ -28,17 +28,17 @@ from statelog.schemas.changes.digest import StateDigest
 from statelog.schemas.descriptor import HashRule
 
 STDOUT = "-"
-_HELP = """Read the state of the log NAME: all or some key groups, the newest or an earlier one that is retained.
+_HELP = """Read the state of the log NAME: all or some key groups, the newest state or an earlier one that is retained.
 
 Without a target it shows a summary and the first rows. With --to-json - the rows go to standard output, the summary to
 standard error."""
-_DRILL_HELP = """Restore the newest state of the log NAME into nothing: how long that takes, and whether it is right.
+_DRILL_HELP = """Restore the newest state of the log NAME without keeping it, to time it and to check it.
 
-The state is read from the newest snapshot and the tail behind it, as every recovery does, and then from the log alone,
-or from the oldest snapshot that is kept: both have to have one digest. Else the exit code is 6."""
-_VERIFY_HELP = """Read the state of the log NAME whole, and compare every checksum on the way.
+The state is read from the newest snapshot and the tail behind it, as in every recovery. Then it is read from the log
+alone, or from the oldest retained snapshot. If the digests differ, the exit code is 6."""
+_VERIFY_HELP = """Read the whole state of the log NAME, and compare every checksum.
 
-Equal digests mean equal states, of a log and its copy, say, where the same version of statelog prints them."""
+Equal digests from the same version of statelog mean equal states, for example of a log and its copy."""
 
 
 @click.command("recover", help=_HELP)
@@ -51,12 +51,12 @@ Equal digests mean equal states, of a log and its copy, say, where the same vers
 @at_options
 @click.option("--snapshot", is_flag=True, help="Read the newest snapshot alone, without Kafka.")
 @lease_option
-@click.option("--rows", type=click.IntRange(0), default=10, show_default=True, help="How many rows to show.")
+@click.option("--rows", type=click.IntRange(0), default=10, show_default=True, help="The number of rows to show.")
 @connected
 def command(
     session: Session, /, name: str, key_groups: str | None, at: At | None, snapshot: bool, lease: bool, **target: Any
 ) -> None:
-    """Recover a log into the `target`, whose options are those of `_fill`."""
+    """Recover a log into the `target`, which has the options of `_fill`."""
     if sum(one.startswith("to_") and path is not None for one, path in target.items()) > 1:
         raise ConfigError("--to-parquet, --to-rocksdb and --to-json exclude each other", hint="Give one of them")
     groups = parse_key_groups(key_groups)
@@ -79,7 +79,7 @@ def command(
             report = _report(name, recovery, listing)
     if snapshot:
         session.output.warning(f"read without Kafka: commits after position {recovery.position} are not included")
-    # Rows and summary must not mix.
+    # Rows and summary go to different streams.
     output = Output(as_json=as_json, to_stderr=True) if target["to_json"] == STDOUT else session.output
     output.report(report)
 
@@ -92,7 +92,7 @@ def _fill(
     bytes_text: BytesText,
     rows: int,
 ) -> tuple[Listing, ...]:
-    """Fill the target that was asked for; without one, the first rows are the result."""
+    """Fill the named target; without one, return the first rows as a listing."""
     if to_parquet is not None:
         recovery.to_parquet(to_parquet)
         return ()
@@ -109,7 +109,7 @@ def _fill(
 def _write(table: pa.Table, target: str, bytes_text: BytesText, *, with_groups: bool) -> None:
     lines = json_lines(table, bytes_text, with_groups=with_groups)
     if target == STDOUT:
-        output = sys.stdout.buffer  # JSON lines are UTF-8, whatever the locale says.
+        output = sys.stdout.buffer  # JSON lines are UTF-8, whatever the locale.
         output.writelines(f"{line}\n".encode() for line in lines)
         output.flush()
         return
@@ -118,14 +118,14 @@ def _write(table: pa.Table, target: str, bytes_text: BytesText, *, with_groups: 
 
 
 def show_progress(bar: PlainBar, now: Progress) -> None:
-    """Show how far a recovery is."""
+    """Show the progress of a recovery."""
     left = "" if now.eta_s is None else f", {show_duration(now.eta_s)} left"
     text = f"{now.phase.value}: {show_bytes(now.bytes_done)} of {show_bytes(now.bytes_total)}"
     bar.update(now.fraction, f"{text}, {show_bytes(now.rate_bytes_s)}/s{left}")
 
 
 def statistics_facts(done: RecoveryStatistics, duration: str) -> dict[str, object]:
-    """What a recovery did; `duration` is how the report calls the time that it took."""
+    """Return the statistics of a recovery as facts; `duration`: the name of the fact for the total time."""
     facts = {**asdict(done), "manifest": done.manifest or None}
     facts[duration] = facts.pop("total_s")
     return {**facts, "bytes_per_s": done.bytes_per_s}
@@ -161,7 +161,7 @@ def drilled(session: Session, name: str, lease: bool) -> None:
         "compared_digest": str(other.digest) if other else None,
         "compared_s": other.statistics.total_s if other else None,
     }
-    session.output.report(Report(f"restored {name} into nothing", facts))
+    session.output.report(Report(f"drilled a restore of {name}", facts))
     done.check()
 
 

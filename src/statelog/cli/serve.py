@@ -1,8 +1,7 @@
-"""What a command serves: `statelog serve`, a page that shows logs, read only; and how a daemon is watched: its health
-and its metrics are served, and its lines are objects.
+"""`statelog serve`: a read-only page that shows logs; and the health, metrics and JSON log lines of a daemon.
 
-Owns the options of a command that listens. Invariants: what may not be listened on is refused before the command does
-anything; what serves is loaded only if it is asked for.
+Owns the options of a command that listens. Invariants: a forbidden address is refused before the command does anything;
+servers are loaded only if they are asked for.
 """
 
 import functools
@@ -32,20 +31,21 @@ if TYPE_CHECKING:
 _FOREVER_S = 3600.0
 _HELP = """Serve a page that shows the logs below the root: topics, snapshots, commits, readers, keys. It only reads.
 
-This machine alone is answered, unless a certificate and a token are given. Ctrl-C and SIGTERM end it."""
+It answers this machine alone, unless a certificate and a token are given. Ctrl-C and SIGTERM end it."""
 
 
 def listen_options(
     default: str | None, text: str, *, of_daemon: bool = False
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Give a command the options of a server of ours, and where it listens as `listening`: None if it does not; and a
-    daemon those of its probes, as `probing`, and of a network that is guarded.
+    """Give a command the options of a server, and pass its address as `listening`; None if it does not listen.
+
+    A daemon also gets the options of its probes, as `probing`, and of a guarded network.
     """
 
     def decorate(command: Callable[..., None]) -> Callable[..., None]:
         if of_daemon:
-            guarded = "Let --listen do without certificate and token: nobody else reaches it."
-            probes = "Serve /livez and /readyz there, too, in the clear, without reasons: for kubelet."
+            guarded = "Allow --listen without certificate and token, because no stranger can reach it."
+            probes = "Serve /livez and /readyz there in the clear, without reasons, for kubelet."
             command = click.option("--guarded-network", is_flag=True, help=guarded)(command)
             command = click.option("--probes", metavar="HOST:PORT", help=probes)(command)
 
@@ -55,7 +55,7 @@ def listen_options(
             help="For TLS: a certificate and its chain, PEM.",
         )  # fmt: skip
         @click.option("--tls-key", "key", type=FILE, metavar="FILE", help="The certificate's key, PEM, no password.")
-        @click.option("--token-file", type=FILE, metavar="FILE", help="What clients have to show is in this file.")
+        @click.option("--token-file", type=FILE, metavar="FILE", help="A file with the token that clients must send.")
         @functools.wraps(command)
         def listening(*args: Any, listen: str | None, **options: Any) -> None:
             given = {name: options.pop(name) for name in ("certificate", "key", "token_file")}
@@ -80,7 +80,7 @@ def command(session: Session, listening: Listening) -> None:
     except ImportError as error:
         raise ConfigError("the page needs starlette, uvicorn and jinja2", hint="pip install 'statelog[web]'") from error
     settings = functools.partial(materializer_settings, session.config)
-    settings("")  # What is wrong with those of all is said before anything is served.
+    settings("")  # Raises for wrong settings of all logs before anything is served.
     with stopped_by_signals() as control, PageLooks(session.where(), settings) as looks:
         serve(
             page_app(looks, listening),
@@ -105,7 +105,7 @@ def observing(
     *,
     traces: bool,
 ) -> Generator[None]:
-    """In the block, whoever may ask is answered. Raises ConfigError without an extra that this takes."""
+    """Serve health and metrics, and export traces, in the block. Raises ConfigError if an extra is missing."""
     with ExitStack() as stack:
         if traces:
             stack.callback(export_traces())
@@ -114,7 +114,7 @@ def observing(
             stack.callback(export_metrics(directories=directories))
             from prometheus_client import REGISTRY as registry  # noqa: N811 - behind the check for the extra
         if listening or probing:
-            from statelog.operate.health import HealthServer  # Loaded if it is asked for.
+            from statelog.operate.health import HealthServer  # Loaded on demand.
 
             server = stack.enter_context(HealthServer(listening, health, registry, probing))
             what = "health and metrics are" if listening else "health is"
@@ -125,7 +125,7 @@ def observing(
 def one_health(
     name: str, settings: MaterializerSettings, daemon: Materializer | None, opening_s: float | None
 ) -> "Health":
-    """Of one log: rolled up by a daemon, being opened for so long, or not there yet."""
+    """Return the health of one log: with a daemon, being opened, or not existing yet."""
     from statelog.operate.health import Health, health_of_member
 
     problem = "it does not exist yet" if opening_s is None else f"it has been opening for {show_duration(opening_s)}"
@@ -135,13 +135,13 @@ def one_health(
 
 
 class JsonLogLines(Output):
-    """Each line is an object with its time and its level, a warning, too, and nothing is written elsewhere."""
+    """Output whose lines are JSON objects with time and level, including warnings, on standard output only."""
 
     def __init__(self) -> None:
         super().__init__(as_json=True)
 
     def warning(self, text: str) -> None:
-        """Something that a person should look at, as an event. If nobody reads it, the next event ends the daemon."""
+        """Print a warning as an event. If standard output takes nothing, the next event ends the daemon."""
         now = show_time(time.time(), "milliseconds")
         with suppress(OSError):
             self.line(as_json({"time": now, "level": "warning", "event": "warning", "message": text}))

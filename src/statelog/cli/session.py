@@ -1,4 +1,4 @@
-"""What every command on a log shares: options, configuration files, output, and opening the log."""
+"""The base of every command on a log: options, configuration files, output, and opening the log."""
 
 import functools
 import logging
@@ -31,7 +31,7 @@ FILE = click.Path(path_type=Path)
 P = ParamSpec("P")
 _INTERVALS_BEFORE_ALARM = 6
 _COMPLETION_S = 2.0
-"""How long a person who pressed Tab waits for the root."""
+"""The time limit for reading the root when a person presses Tab."""
 _SHOWN = (logging.getLogger("statelog.log"), logging.getLogger("statelog.recovery"))
 
 
@@ -44,30 +44,33 @@ class Session:
 
     @contextmanager
     def open_log(self, name: str, rights: Rights = NO_RIGHTS) -> Generator[Log]:
-        """Open and close it; warnings become lines. Raises NotFound, ConfigError, UnsafeTopic, Damaged, Unavailable."""
+        """Open and close a log; warnings become lines.
+
+        Raises NotFound, ConfigError, UnsafeTopic, Damaged, Unavailable.
+        """
         with self.warnings_shown(), Log.open(name, self.where(), rights) as log:
             yield log
 
     def where(self) -> Where:
-        """Where logs are. Raises ConfigError for a root that would end with this command."""
+        """Return the place of the logs. Raises ConfigError for a root in memory."""
         where = configured_where(self.config)
         self._root()
         return where
 
     def where_without_kafka(self) -> Where:
-        """Where their directories are. Raises ConfigError for one that would end with this command."""
+        """Return the place of the logs' directories alone. Raises ConfigError for a root in memory."""
         return Where(None, self._root(), storage_options=self.config.storage)
 
     def _root(self) -> str:
         root = self.config.root_url()
         if root.startswith("memory:"):
             hint = "Name a directory or a bucket"
-            raise ConfigError("a root in memory is gone when this command ends", hint=hint, root=root)
+            raise ConfigError("a root in memory is lost when this command ends", hint=hint, root=root)
         return root
 
     @contextmanager
     def warnings_shown(self) -> Generator[None]:
-        """Warnings of the library, and what it logs of stores and recoveries, as lines of this command."""
+        """Print the library's warnings, and its log lines on stores and recoveries, as lines of this command."""
         handler = _LineHandler(self.output.warning)
         for logger in _SHOWN:
             logger.addHandler(handler)
@@ -85,7 +88,7 @@ class Session:
 
 
 def complete_log(context: click.Context, _parameter: click.Parameter, begun: str) -> list[str]:
-    """Return the names of logs that begin so, for a shell; none if the root does not answer at once."""
+    """Return the names of logs that begin with the typed text; none if the root does not answer in time."""
     given = context.params
 
     def names() -> list[str]:
@@ -93,19 +96,19 @@ def complete_log(context: click.Context, _parameter: click.Parameter, begun: str
         config = merge(config_layers(given.get("config_file"), os.environ, flags))
         return log_names(Session(config=config, output=Output(as_json=True)).where_without_kafka())
 
-    with redirect_stderr(StringIO()):  # Of libraries: it would land in the line that the person types.
+    with redirect_stderr(StringIO()):  # Output of libraries would land in the line that the person types.
         asked = begin(start_thread, names)
         is_sound = wait([asked], _COMPLETION_S).done and asked.exception() is None
     return [name for name in asked.result() if name.startswith(begun)] if is_sound else []
 
 
 log_argument = click.argument("name", shell_complete=complete_log)
-"""The NAME of a log that there is."""
+"""The NAME of an existing log."""
 
 
 @contextmanager
 def stopped_by_signals() -> Generator[Control]:
-    """What SIGTERM, Ctrl-C and SIGUSR1 say to a command, in the block."""
+    """Pass SIGTERM, Ctrl-C and SIGUSR1 to a command's control in the block."""
     control = Control()
     restore = install_signal_handlers(control)
     try:
@@ -115,7 +118,7 @@ def stopped_by_signals() -> Generator[Control]:
 
 
 class _LineHandler(logging.Handler):
-    """Gives every log line from a warning on to `show`."""
+    """A handler that passes log lines of level WARNING and above to `show`."""
 
     def __init__(self, show: Callable[[str], None]) -> None:
         super().__init__(logging.WARNING)
@@ -126,12 +129,10 @@ class _LineHandler(logging.Handler):
 
 
 def materializer_settings(config: Config, log: str = "") -> MaterializerSettings:
-    """The settings of the configuration, for this log. An alarm age that was not set follows a long interval. Raises
-    ConfigError.
-    """
+    """Return the configured settings of this log. A default alarm age follows a long interval. Raises ConfigError."""
     given = dict(config.of_log(log).materializer)
     for name in ("engine", "rounds", "drill_every_s"):
-        given.pop(name, None)  # Who works, how many do, and what else they do, is no setting of a log's rounds.
+        given.pop(name, None)  # These are settings of the process, not of a log's rounds.
     retention = {name: given.pop(name) for name in ("keep", "min_age_s") if name in given}
     if "alarm_age_s" not in given and "interval_s" in given:
         usual = MaterializerSettings().alarm_age_s
@@ -145,7 +146,7 @@ def materializer_settings(config: Config, log: str = "") -> MaterializerSettings
 
 
 def connected(command: Callable[Concatenate[Session, P], None]) -> Callable[P, None]:
-    """Give a command the options of the configuration, and a session as its first argument."""
+    """Give a command the options of the configuration, and pass a session as its first argument."""
 
     @click.option("--config", "config_file", metavar="FILE", help="Configuration file; default: ./statelog.toml.")
     @click.option("--bootstrap", metavar="HOST:PORT", help="Kafka brokers.")
@@ -161,7 +162,7 @@ def connected(command: Callable[Concatenate[Session, P], None]) -> Callable[P, N
         output, unsafe = Output(as_json=options.pop("as_json")), options.pop("allow_unsafe")
         values = {name: options.pop(name) for name in ("bootstrap", "root")}
         values["allow_unsafe"] = tuple(name for text in unsafe for name in read_names(text)) if unsafe else None
-        # Options of one command that are keys of the configuration, too.
+        # Options of a single command that set keys of the configuration.
         for name in [name for name in options if name.startswith("key_of_")]:
             values[name.removeprefix("key_of_").replace("__", ".")] = options.pop(name)
         flags = flag_layer(values, options.pop("kafka"), options.pop("storage"))

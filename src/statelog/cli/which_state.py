@@ -1,4 +1,4 @@
-"""Which state of a log, or which part of it, a command is asked for: the options, the keys, and what they say. Pure."""
+"""The options with which a command names a state of a log, or a part of it, and their meaning. Pure."""
 
 import functools
 import time
@@ -19,7 +19,7 @@ from statelog.schemas.names import whole_in
 
 
 class From(StrEnum):
-    """Where commits are printed from, if it is neither a position nor a time."""
+    """The start of the printed commits, if it is neither a position nor a time."""
 
     NOW = "now"
     STATE = "state"
@@ -40,7 +40,7 @@ bytes_option = click.option(
     default=BytesText.UTF8.value,
     show_default=True,
     callback=_bytes_text,
-    help="How text holds bytes.",
+    help="How bytes are written as text.",
 )
 lease_option = click.option(
     "--lease/--no-lease", default=True, show_default=True, help="Make truncation wait for this command."
@@ -48,12 +48,12 @@ lease_option = click.option(
 
 
 def at_options(command: Callable[..., None]) -> Callable[..., None]:
-    """Give a command the options that name a state, and that state as `at`."""
+    """Give a command the options that name a state, and pass that state as `at`."""
 
     @click.option("--at-position", type=int, metavar="N", help="The state at a ledger position.")
     @click.option("--at-writer", metavar="NAME", help="The state right after --at-checkpoint of this writer.")
     @click.option("--at-checkpoint", type=int, metavar="N", help="See --at-writer.")
-    @click.option("--at-time", metavar="TIME", help="The state right before this time, or so long ago.")
+    @click.option("--at-time", metavar="TIME", help="The state right before this time, or a duration ago.")
     @functools.wraps(command)
     def with_at(*args: Any, **options: Any) -> None:
         named = [options.pop(f"at_{one}") for one in ("position", "writer", "checkpoint", "time")]
@@ -63,14 +63,14 @@ def at_options(command: Callable[..., None]) -> Callable[..., None]:
 
 
 def parse_key_groups(text: str | None) -> tuple[int, ...] | None:
-    """The key groups that are asked for, as `read_ranges` takes them; None means all. Raises ConfigError."""
+    """Parse key groups with `read_ranges`; None means all. Raises ConfigError."""
     return None if text is None else read_ranges(text, "--key-groups")
 
 
 def _at(position: int | None, writer: str | None, checkpoint: int | None, time_text: str | None) -> At | None:
-    """Which state. Raises ConfigError for options that contradict each other, Misuse, InvalidName."""
+    """Return the state that the options name. Raises ConfigError for contradicting options, Misuse, InvalidName."""
     if (writer is None) != (checkpoint is None):
-        raise ConfigError("--at-writer and --at-checkpoint belong together", hint="Give both, or none")
+        raise ConfigError("--at-writer and --at-checkpoint belong together", hint="Give both or neither")
     given = {"--at-position": position, "--at-writer": writer, "--at-time": time_text}
     named = [option for option, value in given.items() if value is not None]
     if len(named) > 1:
@@ -81,20 +81,24 @@ def _at(position: int | None, writer: str | None, checkpoint: int | None, time_t
         return None if position is None else AtPosition(position)
     found = _time(time_text, time.time())
     if found is None:
-        raise ConfigError(f"{time_text!r} is no time", hint="Write 2030-01-31T12:00, or 10min: that long ago")
+        hint = "Write a time such as 2030-01-31T12:00, or a duration ago such as 10min"
+        raise ConfigError(f"{time_text!r} is not a time", hint=hint)
     return found
 
 
 def parse_from(text: str, now_s: float) -> Start:
-    """Where to begin: a word, a position, a time (ISO 8601, else of this zone), or how long ago. Raises ConfigError."""
+    """Parse a start: a word, a position, a time (ISO 8601, by default in this zone), or a duration ago.
+
+    Raises ConfigError.
+    """
     if text in list(From):
         return From(text)
     if (position := whole_in(text)) is not None:
         return AtPosition(position)
     found = _time(text, now_s)
     if found is None:
-        hint = "Write now, state, oldest, a position, a time such as 2030-01-31T12:00, or 10min: that long ago"
-        raise ConfigError(f"{text!r} does not say where to begin", hint=hint)
+        hint = "Write now, state, oldest, a position, a time such as 2030-01-31T12:00, or a duration ago such as 10min"
+        raise ConfigError(f"{text!r} does not name a start", hint=hint)
     return found
 
 
