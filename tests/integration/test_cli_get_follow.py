@@ -43,7 +43,7 @@ def test_get_reads_keys_now_and_earlier(shell: Shell) -> None:
     assert _events(both.stdout) == [{"key": "c", "value": "3"}, {"key": "b", "value": "2"}]
     some = shell.run("get", shell.name, "a", "b", "nope")
     assert (some.exit_code, _events(some.stdout)) == (7, [{"key": "b", "value": "2"}])
-    assert some.stderr.splitlines()[-1] == "not there: a, nope"
+    assert some.stderr.splitlines()[-1] == "not found: a, nope"
     old = shell.run("get", shell.name, "a", "--at-position", earlier)
     assert (old.exit_code, old.stdout_bytes) == (0, b"one\x1b\xff\n")
     assert shell.json("get", shell.name, "a", "--at-writer", "w", "--at-checkpoint", 1, "--bytes", "base64") == {

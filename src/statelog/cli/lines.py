@@ -37,7 +37,7 @@ _OTHERS = {
 """Other formats, by their first bytes, with the remedy for each."""
 
 
-class _Block(NamedTuple):
+class _RowBlock(NamedTuple):
     """A text of whole rows.
 
     `newlines`: the number of line ends. `ends`: 0, then the end of each row; blank lines belong to the next row.
@@ -91,7 +91,7 @@ class Lines:
         self._lines = 0
         """The lines before the block."""
         self._is_begun = False
-        self._block = _Block.of(b"", reader)
+        self._block = _RowBlock.of(b"", reader)
         self._taken = 0
 
     @property
@@ -122,7 +122,7 @@ class Lines:
     def batches(self) -> Iterator[pa.RecordBatch]:
         """Yield the remaining rows. Raises InvalidChange with the number of a broken line, after all rows before it."""
         for text in self._texts():
-            block = self._block = _Block.of(text, self._reader)
+            block = self._block = _RowBlock.of(text, self._reader)
             self._taken = 0
             found = self._parsed(block)
             if isinstance(found, str):
@@ -147,7 +147,7 @@ class Lines:
         through = self._block.text[: self._block.ends[self._taken + row + 1]]
         return {"line": self._lines + through.rstrip(self._reader.blanks).count(b"\n") + 1}
 
-    def _parsed(self, block: _Block) -> pa.RecordBatch | str:
+    def _parsed(self, block: _RowBlock) -> pa.RecordBatch | str:
         """Return the rows of a block as a batch, or the reason why they cannot be read."""
         if block.rows is None:
             return self._reader.no_row
@@ -156,7 +156,7 @@ class Lines:
         return batch if is_whole else self._reader.not_one
 
     def _beginning(self, end: int) -> pa.RecordBatch | str:
-        return self._parsed(_Block.of(self._block.text[:end], self._reader))
+        return self._parsed(_RowBlock.of(self._block.text[:end], self._reader))
 
     def _take_bytes(self, data: bytes) -> None:
         self._sha256.update(data)
@@ -211,6 +211,6 @@ class Lines:
 
     def _broken(self, row: int) -> InvalidChange:
         place, (start, end) = self.place(row - self._taken), self._block.ends[[row, row + 1]]
-        problem = self._parsed(_Block.of(self._block.text[start:end], self._reader))
+        problem = self._parsed(_RowBlock.of(self._block.text[start:end], self._reader))
         hint = "Fix the line and run the same command again; it resumes after the last commit"
         return InvalidChange(f"line {place['line']} is broken: {problem}", hint=hint, input=self._name, **place)
