@@ -71,7 +71,7 @@ def test_the_order_is_that_of_the_keys(kind: str, most_key_groups: int) -> None:
 
 @pytest.mark.parametrize("kind", _KINDS)
 @pytest.mark.parametrize(
-    ("name", "most"), [("_WORD_BITS", 19), ("_WORD_BITS", 27), ("_MOST_TURNS", 1), ("_MOST_TURNS", 0)]
+    ("name", "most"), [("_WORD_BITS", 19), ("_WORD_BITS", 27), ("_MOST_PASSES", 1), ("_MOST_PASSES", 0)]
 )
 def test_what_does_not_fit_is_told_apart(kind: str, name: str, most: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where hardly a byte has room, rows that are alike so far are sorted by what follows, in the end by Arrow."""

@@ -1,14 +1,13 @@
 """Changes in bulk: (key group, op, key, value) as Arrow columns, from the writer's split to a reader's fold.
 
 A put's value is the whole result, so that applying a change twice is harmless; a delete's value is null. The value
-column is binary (opaque to us) or a struct (typed). Row order is the order of the changes.
+column is binary (opaque) or a struct (typed). Row order is the order of the changes.
 
 Never loops over rows in Python. Never does I/O. `key_order` owns the comparison of keys.
 
 Invariants:
-- Splitting, cutting and folding keep the order of the changes of one key.
-- Where a column is too large for Arrow's 32-bit offsets (2 GiB of keys or values in one array), Arrow raises; callers
-  bound what they fold at once.
+- Splitting, cutting and folding preserve the order of the changes of one key.
+- Arrow raises for a column beyond its 32-bit offsets (2 GiB of keys or values in one array). Callers bound their folds.
 """
 
 from collections.abc import Iterator, Sequence
@@ -29,14 +28,14 @@ from statelog.schemas.key_groups import KeyType, partition_starts
 PUT = 0
 DELETE = 1
 OPAQUE = pa.binary()
-_FRAMING = 1 << 10  # What a chunk's head, and Kafka's framing, take at most.
+_FRAMING = 1 << 10  # The most that a chunk's head and Kafka's framing take.
 
 
 @cache
 def change_schema(key_type: KeyType, value_type: pa.DataType = OPAQUE) -> pa.Schema:
-    """The schema of changes: key_group uint16, op uint8, key in the log's key type, value in `value_type`.
+    """Return the schema of changes: key_group uint16, op uint8, key in the log's key type, value in `value_type`.
 
-    All fields are nullable in Arrow's eyes, as every engine writes them; only the value of a delete may be null.
+    Arrow's fields are all nullable, as every engine writes them; only the value of a delete may be null.
     """
     return pa.schema(
         [("key_group", pa.uint16()), ("op", pa.uint8()), ("key", key_type.arrow_type), ("value", value_type)]
@@ -45,8 +44,9 @@ def change_schema(key_type: KeyType, value_type: pa.DataType = OPAQUE) -> pa.Sch
 
 @cache
 def change_bytes_max(record_bytes_max: int, schema: pa.Schema) -> int:
-    """The largest change, as `row_sizes` measures it, of a log with records of this size: with room for the head,
-    Kafka's framing, and Arrow's own metadata and padding, which grow with the number of columns.
+    """Return the largest change, as `row_sizes` measures it, of a log with records of this size.
+
+    It leaves room for the head, Kafka's framing, and Arrow's metadata and padding, which grow with the columns.
     """
     nulls = pa.RecordBatch.from_arrays([pa.nulls(1, field.type) for field in schema], schema=schema)
     return min(record_bytes_max * 15 // 16, record_bytes_max - 2 * nulls.serialize().size - _FRAMING)
@@ -55,9 +55,9 @@ def change_bytes_max(record_bytes_max: int, schema: pa.Schema) -> int:
 def changes_batch(
     schema: pa.Schema, key_groups: NDArray[np.uint16], ops: NDArray[np.uint8], keys: pa.Array, values: pa.Array
 ) -> pa.RecordBatch:
-    """Changes from their columns, in this order. Raises InvalidChange unless a value is null in deletes and only there.
+    """Make changes of their columns. Raises InvalidChange unless a value is null in deletes and only there.
 
-    Keys are not checked against key groups; that is the writer's business, as it depends on the log's hash.
+    Keys are not checked against key groups: that depends on the log's hash, and is the writer's task.
     """
     if keys.null_count:
         raise InvalidChange("a key is null", hint="Every change needs a key", nulls=keys.null_count)
@@ -65,13 +65,13 @@ def changes_batch(
         raise InvalidChange("an op is neither put nor delete", hint="Use 0 for put, 1 for delete", op=int(ops.max()))
     if not values_fit(ops, values):
         raise InvalidChange(
-            "a put has no value, or a delete has one", hint="To remove a key, delete it; an empty value is b''"
+            "a put has no value, or a delete has one", hint="Delete a key to remove it; put b'' for an empty value"
         )
     return pa.RecordBatch.from_arrays([column_of(key_groups), column_of(ops), keys, values], schema=schema)
 
 
 def values_fit(ops: NDArray[np.uint8], values: pa.Array) -> bool:
-    """Whether every change is a put with a value or a delete without one."""
+    """Return whether every change is a put with a value or a delete without one."""
     if not values.null_count:
         return not np.count_nonzero(ops)
     return bool((ops == numbers_of(values.is_null())).all())
@@ -81,9 +81,9 @@ def values_fit(ops: NDArray[np.uint8], values: pa.Array) -> bool:
 
 
 def split(batch: pa.RecordBatch, partitions: int, key_groups: int) -> list[tuple[int, pa.RecordBatch]]:
-    """The batch by partition, ascending, without empty ones; each is sorted by key group. Raises KeyGroupMismatch.
+    """Split the batch by partition, ascending, without empty ones. Each part is sorted by key group.
 
-    Fastest for batches of 20,000 to 100,000 changes, whose rows stay in the cache while they are moved.
+    Fastest for batches of 20,000 to 100,000 changes, which fit in the cache. Raises KeyGroupMismatch.
     """
     groups = numbers_of(batch.column("key_group"))
     if len(groups) == 0:
@@ -91,7 +91,7 @@ def split(batch: pa.RecordBatch, partitions: int, key_groups: int) -> list[tuple
     if int(groups.max()) >= key_groups:
         raise KeyGroupMismatch("the log lacks a key group", key_group=int(groups.max()), key_groups=key_groups)
     if bool((groups[1:] < groups[:-1]).any()):
-        # A stable sort of small integers is a radix sort; of one byte, the fastest.
+        # A stable sort of small integers is a radix sort, fastest for one byte.
         order = np.argsort(groups.astype(np.uint8) if key_groups <= 256 else groups, kind="stable")
         batch = taken(batch, order)
         groups = groups[order]
@@ -104,7 +104,7 @@ def split(batch: pa.RecordBatch, partitions: int, key_groups: int) -> list[tuple
 
 
 def chunk_slices(batch: pa.RecordBatch, chunk_bytes: int, max_bytes: int) -> list[pa.RecordBatch]:
-    """The batch cut, in order, into slices of at most `chunk_bytes`; a larger change gets a slice of its own.
+    """Cut the batch, in order, into slices of at most `chunk_bytes`; a larger change gets a slice of its own.
 
     Raises ValueTooLarge for a change of more than `max_bytes`.
     """
@@ -115,8 +115,8 @@ def chunk_slices(batch: pa.RecordBatch, chunk_bytes: int, max_bytes: int) -> lis
     if largest > max_bytes:
         raise ValueTooLarge(
             "a change is larger than a chunk may be",
-            hint="Store the large part elsewhere and its address here, or split the value over several keys; a log that"
-            " is made with a larger max.message.bytes takes more, up to 15 MiB",
+            hint="Store the large part elsewhere and its address here, or split the value over several keys, or make a"
+            " log with a larger max.message.bytes, for changes of up to 15 MiB",
             size_bytes=largest,
             max_bytes=max_bytes,
         )
@@ -130,7 +130,7 @@ def chunk_slices(batch: pa.RecordBatch, chunk_bytes: int, max_bytes: int) -> lis
 
 
 def row_sizes(column: pa.Array) -> NDArray[np.int64]:
-    """About how many bytes each row of a column takes in a chunk: its data and offsets, without validity bits."""
+    """Estimate the bytes of each row of a column in a chunk: its data and offsets, without validity bits."""
     kind = column.type
     if isinstance(kind, pa.StructType):
         sizes = np.ones(len(column), np.int64)
@@ -162,7 +162,7 @@ def _fixed_width(kind: pa.DataType) -> int:
 
 
 def newest_sorted(changes: pa.Table, *, drop_deletes: bool = False) -> pa.Table:
-    """The last change of every (key group, key), sorted by them in the keys' native order; if asked for, only puts."""
+    """Return the last change of every (key group, key), sorted in the keys' native order; optionally only puts."""
     rows = sorted_last_rows(whole_column(changes.column("key_group")), whole_column(changes.column("key")))
     if drop_deletes:
         rows = rows[numbers_of(changes.column("op"))[rows] == PUT]
@@ -170,13 +170,13 @@ def newest_sorted(changes: pa.Table, *, drop_deletes: bool = False) -> pa.Table:
 
 
 def live(changes: pa.Table) -> pa.Table:
-    """The puts; a table without deletes is not copied."""
+    """Return the puts. A table without deletes is not copied."""
     is_put = numbers_of(changes.column("op")) == PUT
     return changes if is_put.all() else changes.filter(column_of(is_put))
 
 
 def deletes_and_puts(rows: pa.RecordBatch) -> tuple[pa.RecordBatch, pa.RecordBatch]:
-    """The deletes, and the puts; rows without deletes are not copied."""
+    """Return the deletes and the puts. Rows without deletes are not copied."""
     is_delete = numbers_of(rows.column("op")) == DELETE
     if not is_delete.any():
         return rows.slice(0, 0), rows
@@ -187,23 +187,23 @@ def deletes_and_puts(rows: pa.RecordBatch) -> tuple[pa.RecordBatch, pa.RecordBat
 
 
 def merge_tables(tables: Sequence[pa.Table], *, drop_deletes: bool) -> pa.Table:
-    """One sorted table with the newest change of every key in `tables`: oldest first, at least one, of one schema, each
-    in a run's order with one row per key. The only merge in the system.
+    """Merge tables to one sorted table with the newest change of every key. The only merge in the system.
 
-    Together they are below 2 GiB, which is what one column of Arrow's holds: `store.merge` sees to it.
-    `drop_deletes` leaves deletes out: only right when nothing older exists that they could hide.
+    `tables`: at least one, oldest first, of one schema, each in a run's order with one row per key. Together they are
+    below 2 GiB, the limit of an Arrow column; `store.merge` ensures that.
+    `drop_deletes`: leave deletes out, which is only right if nothing older exists that they could hide.
     """
     filled = [table for table in tables if table.num_rows]
     if not filled:
         return tables[0]
     if len(filled) == 1:
         return live(filled[0]) if drop_deletes else filled[0]
-    # One chunk per column, because taking rows from many chunks is several times slower.
+    # One chunk per column: taking rows from many chunks is several times slower.
     return newest_sorted(pa.concat_tables(filled).combine_chunks(), drop_deletes=drop_deletes)
 
 
 def cut_by_bytes(table: pa.Table, most_bytes: int) -> Iterator[pa.Table]:
-    """The table in order, in slices of at most `most_bytes`, or of one row. Copies nothing."""
+    """Yield the table in order, in slices of at most `most_bytes`, or of one row. Copies nothing."""
     pending = [table]
     while pending:
         piece = pending.pop()

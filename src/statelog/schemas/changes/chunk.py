@@ -1,15 +1,15 @@
 """Chunks: the Kafka records of the data topic, each a slice of one change set for one partition.
 
-A 16-byte prefix (magic, version, checksum of all that follows), the head in Avro's single-object encoding, zeros up to
-a multiple of 8, and the changes: an Arrow record batch as one IPC message, without its schema. `docs/format-chunk.md`
-has it byte by byte. Avro carries the contract, Arrow the bulk. Compression is the producer's.
+A chunk is a 16-byte prefix (magic, version, checksum of all that follows), the head in Avro's single-object encoding,
+zeros up to a multiple of 8, and the changes: an Arrow record batch as one IPC message, without its schema. See
+`docs/format-chunk.md` for every byte. Only the producer compresses.
 
 Invariants:
-- A record without the magic is foreign. One with it that a commit lists must decode, or it stops the reader.
-- Nothing is decoded before the checksum over it is verified. So every changed byte is noticed: it makes the record
-  foreign (magic), an UnknownFormat (version) or a CorruptChunk (all others), never a different value.
-- The changes are not copied on the way in: a decoded batch points into the record, and what does not lie in the record
-  (compressed buffers, offsets past the end) is refused before anything is allocated or followed.
+- A record without the magic is foreign. A listed record with the magic must decode, or it stops the reader.
+- Nothing is decoded before its checksum is verified. So every changed byte is detected: the record is foreign (magic),
+  an UnknownFormat (version) or a CorruptChunk (all others), never a different value.
+- Decoding copies nothing: a batch points into the record. Compressed buffers and offsets past the end are refused
+  before anything is allocated or followed.
 """
 
 import hashlib
@@ -34,17 +34,17 @@ from statelog.schemas.ledger.place import Place
 DECODING_ERRORS = (
     pa.ArrowException, OSError, EOFError, ValueError, TypeError, LookupError, OverflowError, MemoryError, struct.error,
 )  # fmt: skip
-"""What Arrow's readers raise for bytes that are not theirs. ArrowIndexError and its kin are among them."""
+"""All that Arrow's readers raise for damaged bytes, including subclasses such as ArrowIndexError."""
 _HEADS = RecordCodec("chunk_head", earlier=["chunk_head-1"])
 _MAGIC = b"SLCK"
-_VERSION = 2  # 1 names no record below its witness.
+_VERSION = 2  # Version 1 does not name the record below its witness.
 _FIELDS_OF_1 = 10
 _PREFIX = struct.Struct("<4sB3xQ")  # magic, version, padding, xxh3-64 of all that follows
 _ZEROS = bytes(3)
 _NO_NONCE, _NO_HASH = bytes(16), bytes(8)
 _ALIGNMENT = 8
 _HEAD_LIMIT = 10 + 16 + 8 + 8 + 4 * 10 + 5 * 5
-"""Avro's header, nonce, hash, seal, four longs and five ints at their longest."""
+"""The longest head: Avro's header, nonce, hash, seal, four longs and five ints."""
 _SEALED_1 = struct.Struct("<q16sqiq")
 _SEALED = struct.Struct("<q16sqiqq8s")
 _VTABLE_SLOT = struct.Struct("<H")
@@ -57,12 +57,13 @@ _PADDING = tuple(map(bytes, range(_ALIGNMENT)))
 _NUMBER = struct.Struct("<q")
 
 
-@dataclass(slots=True)  # Not frozen: to make one is a good part of decoding a small chunk.
+@dataclass(slots=True)  # Not frozen: its construction is a good part of decoding a small chunk.
 class ChunkHead:
-    """What a chunk says about itself. `checksum` is that of its record; `last_key_group` is inclusive.
+    """The head of a chunk. `checksum` is of the whole record; `last_key_group` is inclusive.
 
-    `witness` is the ledger position that its writer had folded, the next two say which record lay below it: -1 if it is
-    not known. They are believed if the `seal` is that of the log.
+    `witness`: the ledger position that its writer had folded.
+    `witness_offset`, `witness_hash`: the record below it; -1 if unknown.
+    `seal`: proves that the author of the witness knew the log's descriptor.
     """
 
     epoch: int
@@ -81,16 +82,16 @@ class ChunkHead:
 
     @property
     def place(self) -> Place:
-        """The witness: the place in the ledger up to which the chunk's writer had folded."""
+        """The place in the ledger up to which the chunk's writer had folded."""
         return Place.of_fields(self.witness, self.witness_offset, self.witness_hash)
 
     def is_sealed(self, key: bytes) -> bool:
-        """Whether the author of this witness knew the log's descriptor. `key` is the descriptor's."""
+        """Return whether the author of this witness knew the log's descriptor. `key` is the descriptor's."""
         return self.seal == _seal(key, self.epoch, self.nonce, self.sqn, self.index, self.place)
 
 
 def head_of(first_key_group: int, last_key_group: int, changes: int, value_schema_id: int) -> ChunkHead:
-    """Return the head of changes that lie in a ledger record, and have none: what `decode_batches` compares."""
+    """Make a head for inline changes of a ledger record, which have none. `decode_batches` compares it."""
     return ChunkHead(
         epoch=-1,
         nonce=_NO_NONCE,
@@ -109,7 +110,7 @@ def head_of(first_key_group: int, last_key_group: int, changes: int, value_schem
 
 
 class EncodedChunk(NamedTuple):
-    """A record value, ready to be produced, and its checksum."""
+    """A record value to produce, and its checksum."""
 
     value: bytes
     checksum: int
@@ -127,11 +128,14 @@ def encode_chunk(
     key_groups: Sequence[int] | NDArray[np.uint16],
     body: memoryview,
 ) -> EncodedChunk:
-    """A chunk of at least one change. `value_schema_id` 0: values are opaque bytes. `key` seals the witness.
+    """Encode a chunk of at least one change.
 
-    `body` is the record batch as one IPC message, `key_groups` that of each change; a sequence of them ascends.
+    `value_schema_id`: 0 for opaque bytes.
+    `key`: seals the witness.
+    `key_groups`: the key group of each change; a sequence, other than an array, ascends.
+    `body`: the record batch as one IPC message.
     """
-    assert len(key_groups) > 0, "an empty chunk says nothing"
+    assert len(key_groups) > 0, "a chunk has at least one change"
     if isinstance(key_groups, np.ndarray):
         first, last = int(key_groups.min()), int(key_groups.max())
     else:
@@ -149,8 +153,9 @@ def encode_chunk(
 def around(
     epoch: int, nonce: bytes, sqn: int, index: int, value_schema_id: int, witness: Place, key: bytes
 ) -> tuple[bytes, bytes]:
-    """What a head has before its key groups and its number of changes, and behind them: the same in all partitions. In
-    the order of the schema, whose encoder takes several times as long for every commit.
+    """Encode a head's fields before and after its key groups and number of changes: the same in all partitions.
+
+    By hand, in the order of the schema: Avro's encoder takes several times as long for every commit.
     """
     before = (_HEADS.prefix, long_bytes(epoch), nonce, long_bytes(sqn), long_bytes(index))
     place = (long_bytes(witness.position), long_bytes(witness.last_offset), witness.last_hash)
@@ -159,9 +164,9 @@ def around(
 
 
 def decode_head(value: bytes) -> tuple[ChunkHead, int] | None:
-    """The head of a verified chunk and where its changes begin; None for a foreign record.
+    """Verify a chunk. Return its head and the offset of its changes; None for a foreign record.
 
-    Raises UnknownFormat for a newer version, and CorruptChunk if the record is not what was written.
+    Raises UnknownFormat for a newer version, CorruptChunk for a damaged record.
     """
     if value[: len(_MAGIC)] != _MAGIC:
         return None
@@ -188,8 +193,9 @@ def decode_head(value: bytes) -> tuple[ChunkHead, int] | None:
 
 
 class VerifiedChunks:
-    """Record values, their heads, and where their changes begin: what `decode_head` gave. By column: what waits is
-    visited by the garbage collector object by object, and small chunks are many.
+    """Record values, their heads and the offsets of their changes, as `decode_head` returned them.
+
+    Stored by column, because the garbage collector visits every waiting object, and small chunks are many.
     """
 
     __slots__ = ("ats", "heads", "values")
@@ -201,27 +207,27 @@ class VerifiedChunks:
 
     @classmethod
     def of(cls, value: bytes, head: ChunkHead, at: int) -> "VerifiedChunks":
-        """One alone."""
+        """Make it of one chunk."""
         found = cls()
         found.add(value, head, at)
         return found
 
     def add(self, value: bytes, head: ChunkHead, at: int) -> None:
-        """The next one."""
+        """Add the next chunk."""
         self.values.append(value)
         self.heads.append(head)
         self.ats.append(at)
 
     def each(self) -> "Iterator[VerifiedChunks]":
-        """Each of them alone."""
+        """Yield each chunk by itself."""
         return map(self.of, self.values, self.heads, self.ats)
 
 
 def decode_batches(chunks: VerifiedChunks, schema: pa.Schema) -> pa.RecordBatch:
-    """The changes of chunks that `decode_head` verified, one after the other; those of one point into its record.
+    """Decode the changes of chunks that `decode_head` verified, in order. Changes of one chunk point into its record.
 
-    `schema` is that of the log and of each head's `value_schema_id`. Raises CorruptChunk if they are not what their
-    heads say, or what no writer writes; of several, the error may name any: decode each alone.
+    `schema` is of the log and of each head's `value_schema_id`. Raises CorruptChunk if the changes differ from their
+    heads, or are impossible. Among several chunks, the error may name any: decode each by itself.
     """
     heads = chunks.heads
     batches = [_decode_whole(*chunk, schema) for chunk in zip(chunks.values, heads, chunks.ats, strict=True)]
@@ -242,7 +248,7 @@ def decode_batches(chunks: VerifiedChunks, schema: pa.Schema) -> pa.RecordBatch:
 
 
 def _decode_whole(value: bytes, head: ChunkHead, at: int, schema: pa.Schema) -> pa.RecordBatch:
-    """What the record holds behind its head: a sound batch of as many changes as that says."""
+    """Decode the batch behind a record's head. It is valid, and has as many changes as the head says."""
     try:
         message = pa.ipc.read_message(pa.py_buffer(value).slice(at))
         if is_compressed(message):
@@ -261,7 +267,7 @@ def _corrupt(message: str, head: ChunkHead) -> CorruptChunk:
 
 
 def _seal(key: bytes, epoch: int, nonce: bytes, sqn: int, index: int, witness: Place) -> bytes:
-    """The right to write records must not be enough to claim that the ledger lost its tail."""
+    """Seal a witness: the right to write records must not suffice to claim that the ledger lost its tail."""
     where = (epoch, nonce, sqn, index, witness.position)
     if witness.last is None:
         sealed = _SEALED_1.pack(*where)
@@ -274,18 +280,18 @@ def _seal(key: bytes, epoch: int, nonce: bytes, sqn: int, index: int, witness: P
 
 
 def combine_checksums(checksums: Sequence[int]) -> int:
-    """The checksum of a change set: xxh3-64 over those of its chunks in index order, 8 bytes little-endian each."""
+    """Return the checksum of a change set: xxh3-64 over its chunks' checksums in index order, 8 bytes each, LE."""
     return xxhash.xxh3_64_intdigest(struct.pack(f"<{len(checksums)}Q", *checksums))
 
 
-# ---- the message of a record batch: what Arrow does not show of one, and one that is written without Arrow
+# ---- the IPC message of a record batch: reading its compression, and writing one without Arrow
 
 
 def is_compressed(message: pa.ipc.Message) -> bool:
-    """Whether the buffers of an IPC record batch are compressed.
+    """Return whether the buffers of an IPC record batch are compressed. Raises struct.error.
 
-    Arrow decompresses them on reading, to the size that each buffer claims: 33 KB become 1 GiB. Read from the
-    message's flatbuffer, which Arrow verified and of which it shows nothing. Raises struct.error.
+    Arrow decompresses them on reading, to the size that each buffer claims: 33 KB become 1 GiB. The flag is in the
+    message's flatbuffer, which Arrow verifies but does not expose.
     """
     metadata = memoryview(message.metadata)
     header = _field(metadata, _pointed(metadata, 0), _HEADER_SLOT)
@@ -293,7 +299,7 @@ def is_compressed(message: pa.ipc.Message) -> bool:
 
 
 class BatchFrame(NamedTuple):
-    """The message of a record batch but for its numbers, and where in it these are."""
+    """A template of a record batch's message, and the offsets of the numbers to fill in."""
 
     metadata: bytes
     body_bytes_at: int
@@ -305,7 +311,7 @@ class BatchFrame(NamedTuple):
 
     @classmethod
     def of(cls, schema: pa.Schema) -> "BatchFrame":
-        """That of batches of this schema, whose columns are flat. All have one size of metadata."""
+        """Make the template for a schema of flat columns. All its batches have one size of metadata."""
         batch = pa.RecordBatch.from_arrays([pa.nulls(1, kind) for kind in schema.types], schema=schema).serialize()
         metadata = memoryview(pa.ipc.read_message(batch).metadata)
         table = _pointed(metadata, 0)
@@ -324,8 +330,9 @@ class BatchFrame(NamedTuple):
         )
 
     def message(self, rows: int, nulls: Sequence[int], buffers: Sequence[bytes]) -> bytes:
-        """What `RecordBatch.serialize` gives for a batch of these buffers: of one row at least, with so many nulls in
-        each column.
+        """Return the message of a batch of these buffers, equal to `RecordBatch.serialize`.
+
+        `rows` is at least 1; `nulls` has the number of nulls of each column.
         """
         metadata = bytearray(self.metadata)
         body: list[bytes | bytearray] = [metadata]
@@ -345,18 +352,18 @@ class BatchFrame(NamedTuple):
 
 
 def _pointed(metadata: memoryview, at: int) -> int:
-    """What an offset points to."""
+    """Return the target of the offset at `at`."""
     return at + int(_OFFSET.unpack_from(metadata, at)[0])
 
 
 def _there(metadata: memoryview, table: int, slot: int) -> int:
     found = _field(metadata, table, slot)
-    assert found is not None, "Arrow leaves out what is zero, and this is not"
+    assert found is not None, "Arrow only leaves out fields that are zero"
     return found
 
 
 def _field(metadata: memoryview, table: int, slot: int) -> int | None:
-    """Where a flatbuffer table has the field of this slot; None if it lacks it."""
+    """Return the offset of the field of this slot in a flatbuffer table; None if it is left out."""
     vtable = table - _BACK_OFFSET.unpack_from(metadata, table)[0]
     at = 4 + 2 * slot
     if at >= _VTABLE_SLOT.unpack_from(metadata, vtable)[0]:

@@ -1,13 +1,13 @@
-"""`StateDigest`: 128 bits that two readers of one state agree on, in whatever order and pieces its rows come. Pure.
+"""`StateDigest`: 128 bits of a state that do not depend on the order and grouping of its rows. Pure.
 
-It is a digest of changes, too: of what the tasks of a batch wrote, in whichever tasks. That has 64 bits, the `first`,
-because each row that is written pays for it.
+It also digests the changes that the tasks of a batch wrote. That digest has only the `first` 64 bits, because every
+written row pays for it.
 
 Invariants:
-- It is a sum over rows, and each row's part follows from its key group, key and value alone. So order and pieces do not
-  matter, and a row that is missing, twice there, or another one makes a difference.
-- Values are compared in one value schema: whoever reads converts them first.
-- A digest that is stored, as by `to_text`, names its version and its value schema. Another one says nothing.
+- It is a sum over rows, and each row's part follows from its key group, key and value alone. So order and grouping do
+  not matter, and a missing, repeated or different row changes it.
+- Values are compared in one value schema: readers convert them first.
+- A stored digest (`to_text`) names its version and its value schema. Digests of other ones are not comparable.
 """
 
 from collections.abc import Iterable, Iterator
@@ -23,11 +23,11 @@ from statelog.schemas.values.avro import avro_values
 from statelog.schemas.values.schema import ValueSchema
 
 _PIECE_BYTES = 64 << 20
-"""So much is encoded at once, far below what one Arrow array holds."""
-_PIECE_ROWS = 16384  # Near the cache.
+"""The most that is encoded at once, far below the limit of an Arrow array."""
+_PIECE_ROWS = 16384  # Fits in the cache.
 _MASK = (1 << 64) - 1
 _VERSION = 1
-"""To be counted up whenever equal rows get another digest."""
+"""Increase it whenever equal rows get another digest."""
 _DELETED = np.uint64(DELETE << 32)
 _NULL = np.uint64(0x9AE16A3B2F90404F)
 _UNSIGNED = {32: pa.uint32(), 64: pa.uint64()}
@@ -35,7 +35,7 @@ _UNSIGNED = {32: pa.uint32(), 64: pa.uint64()}
 
 @dataclass(frozen=True, slots=True)
 class StateDigest:
-    """How many rows, and the two halves of their sum. Equal states have equal digests."""
+    """The number of rows, and the two halves of their sum. Equal states have equal digests."""
 
     rows: int = 0
     first: int = 0
@@ -43,11 +43,11 @@ class StateDigest:
 
     @classmethod
     def of(cls, tables: Iterable[pa.Table], schema: ValueSchema) -> "StateDigest":
-        """Of the rows of these tables, as `of_more`."""
+        """Digest the rows of these tables, as `of_more`."""
         return reduce(lambda digest, table: digest.of_more(table, schema), tables, cls())
 
     def of_more(self, table: pa.Table, schema: ValueSchema) -> "StateDigest":
-        """With the rows of a table of live changes, whose values have this schema."""
+        """Add the rows of a table of puts, whose values have this schema."""
         digest = self
         step = max(1, min(_PIECE_ROWS, table.num_rows * _PIECE_BYTES // max(1, table.nbytes)))
         for batch in table.to_batches(max_chunksize=step):
@@ -55,7 +55,7 @@ class StateDigest:
         return digest
 
     def of_changes(self, changes: pa.RecordBatch, schema: ValueSchema) -> "StateDigest":
-        """With the rows of a batch of changes, deletes among them."""
+        """Add the rows of a batch of changes, including deletes."""
         digest, is_delete = self, numbers_of(changes.column("op")) == DELETE
         if is_delete.any():
             digest += _of_rows(changes.filter(column_of(is_delete)), None, 1)
@@ -65,7 +65,7 @@ class StateDigest:
         return digest
 
     def __add__(self, other: "StateDigest") -> "StateDigest":
-        """That of the rows of both."""
+        """Return the digest of the rows of both."""
         first, second = self.first + other.first & _MASK, self.second + other.second & _MASK
         return StateDigest(self.rows + other.rows, first, second)
 
@@ -73,19 +73,19 @@ class StateDigest:
         return f"{self.first:016x}{self.second:016x}"
 
     def to_text(self, schema: ValueSchema) -> str:
-        """To be stored, for changes: version, value schema, rows and the first half."""
+        """Write a digest of changes for storage: version, value schema, rows and the first half."""
         return f"{_VERSION}.{schema.id}.{self.rows}.{self.first:016x}"
 
 
 def _of_rows(batch: pa.RecordBatch, schema: ValueSchema | None, halves: int) -> StateDigest:
-    """The digest of some rows: of puts in this value schema, or of deletes."""
+    """Return the digest of some rows: puts in this value schema, or deletes (None)."""
     groups = numbers_of(batch.column("key_group")).astype(np.uint64)
     columns = [fingerprints(batch.column("key"), halves)]
     leaves = list(_leaves(batch.column("value")))
     if schema is None:
         groups |= _DELETED
     elif halves == 1 and schema.root is not None and all(_is_plain(leaf.type) for leaf in leaves):
-        columns += [_words(leaf) for leaf in leaves]  # A fifth of the time.
+        columns += [_words(leaf) for leaf in leaves]  # A fifth of the time of Avro's form.
     else:
         columns.append(fingerprints(avro_values(batch.column("value"), schema), halves))
     sums = [0, 0]
@@ -98,7 +98,7 @@ def _of_rows(batch: pa.RecordBatch, schema: ValueSchema | None, halves: int) -> 
 
 
 def _leaves(column: pa.Array) -> Iterator[pa.Array]:
-    """The columns that one of records, which may lie within records, consists of."""
+    """Yield the columns that a column of (nested) records consists of."""
     if not isinstance(column, pa.StructArray):
         yield column
         return
@@ -109,12 +109,12 @@ def _leaves(column: pa.Array) -> Iterator[pa.Array]:
 def _is_plain(kind: pa.DataType) -> bool:
     try:
         return kind.bit_width in (1, 32, 64) and not pa.types.is_fixed_size_binary(kind)
-    except ValueError:  # Its rows are not of one width.
+    except ValueError:  # The type has no fixed width.
         return kind in (pa.string(), pa.binary())
 
 
 def _words(leaf: pa.Array) -> Fingerprints:
-    """One half of the fingerprints of a column of plain values, or nulls."""
+    """Return one half of the fingerprints of a column of plain values, or nulls."""
     if leaf.type in (pa.string(), pa.binary()):
         words, _ = fingerprints(leaf.fill_null("") if leaf.null_count else leaf, 1)
     else:

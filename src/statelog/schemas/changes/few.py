@@ -1,7 +1,7 @@
-"""`FewChanges`: those of a small commit, as they are in Python, up to the bytes of a chunk.
+"""`FewChanges`: the changes of a small commit in plain Python, down to the bytes of a chunk. Pure.
 
-Each call of Arrow's or numpy's takes longer than the work on a hundred changes does, and a commit over many partitions
-has a chunk of one or two of them in each. Opaque values under keys of bytes. Pure.
+One call of Arrow or numpy takes longer than the whole work on a hundred changes, and a commit over many partitions has
+a chunk of one or two changes in each. Only for opaque values under keys of bytes.
 """
 
 import struct
@@ -22,13 +22,13 @@ from statelog.schemas.changes.chunk import BatchFrame
 from statelog.schemas.key_groups import KeyType, key_groups_of_partition, partition_of
 
 FEW_BYTES = 64 << 10
-"""So many bytes are few. It is less than any log's largest record, and than any chunk but those that settings bound."""
+"""The most bytes of few changes: less than any log's largest record, and than any chunk but of lower settings."""
 ROW_BYTES = 11
-"""What a change takes beside its key and its value: its key group, its op, and two offsets."""
+"""The size of a change without key and value: its key group, its op, and two offsets."""
 
 
 class FewChanges(NamedTuple):
-    """Changes in the order of their key groups, and in a group in their own. A value of None deletes."""
+    """Changes by key group, and in their original order within a group. A value of None deletes."""
 
     groups: Sequence[int]
     keys: Sequence[bytes]
@@ -38,7 +38,7 @@ class FewChanges(NamedTuple):
     def of(
         cls, keys: Sequence[bytes], values: Sequence[bytes | None], key_groups: int, prefix_bytes: int | None = None
     ) -> "FewChanges":
-        """Changes in any order, of a log that hashes its keys."""
+        """Make it of changes in any order, in a log that hashes its keys."""
         hashed = keys if prefix_bytes is None else [key[:prefix_bytes] for key in keys]
         groups = [crc32(key) % key_groups for key in hashed]
         order = sorted(range(len(groups)), key=groups.__getitem__)
@@ -47,16 +47,16 @@ class FewChanges(NamedTuple):
 
     @property
     def num_rows(self) -> int:
-        """How many there are."""
+        """The number of changes."""
         return len(self.groups)
 
     @property
     def nbytes(self) -> int:
-        """About how many bytes they take in a chunk."""
+        """The approximate size in a chunk."""
         return sum(map(len, self.keys)) + sum(map(len, filter(None, self.values))) + ROW_BYTES * len(self.groups)
 
     def split(self, partitions: int, key_groups: int) -> list[tuple[int, "FewChanges"]]:
-        """By partition, ascending, without empty ones."""
+        """Split them by partition, ascending, without empty ones."""
         parts: list[tuple[int, FewChanges]] = []
         start, (groups, keys, values) = 0, self
         while start < len(groups):
@@ -67,7 +67,7 @@ class FewChanges(NamedTuple):
         return parts
 
     def serialize(self) -> bytes:
-        """Of one at least: what a batch of them gives, by Arrow's method of this name."""
+        """Return the same bytes as Arrow's `RecordBatch.serialize`. There is at least one change."""
         groups, keys, values = self
         count = len(groups)
         ops, validity, deletes = bytes(count), b"", values.count(None)
@@ -83,12 +83,12 @@ class FewChanges(NamedTuple):
 
 
 Changes = pa.RecordBatch | FewChanges
-"""Changes of whatever number: in the columns of `change_schema`, or few."""
+"""Changes in the columns of `change_schema`, or few."""
 KeyGroups = Sequence[int] | NDArray[np.uint16]
 
 
 def key_groups_in(changes: Changes) -> KeyGroups:
-    """The key group of each."""
+    """Return the key group of each change."""
     return changes.groups if isinstance(changes, FewChanges) else numbers_of(changes.column(0))
 
 
@@ -98,5 +98,5 @@ def _frame() -> BatchFrame:
 
 
 def _binary(rows: Sequence[bytes]) -> tuple[bytes, bytes]:
-    """A binary column's offsets and data."""
+    """Return a binary column's offsets and data."""
     return struct.pack(f"<{len(rows) + 1}i", *accumulate(map(len, rows), initial=0)), b"".join(rows)

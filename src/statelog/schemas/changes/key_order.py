@@ -1,15 +1,15 @@
 """Key order: which rows are the last change of their key, and the order of rows by (key group, key).
 
-These are the two dearest steps of a round and of a recovery, so keys are not compared one by one. Of the bits in which
-rows differ, key group first, then the key from its first byte on, as many as there is room for go into one uint64, with
-the row's number below them: one sort of plain numbers, for which numpy has vector instructions, orders the rows. Bits
-that all rows share, as those of a common prefix, are left out. Most often that is all of them; where it is not, rows
-that are alike so far are compared by their whole keys, and the few whose keys differ are sorted by what follows.
+These are the most expensive steps of a round and of a recovery, so keys are not compared one by one. The bits in which
+rows differ (key group first, then the key from its first byte on) are packed into one uint64 with the row's number
+below them. One sort of these numbers, with numpy's vector instructions, orders the rows. Bits that all rows share, such
+as a common prefix, are left out, so most often all others fit. If not, tied rows are compared by their whole keys, and
+the few different ones are sorted by the following bits.
 
 Invariants:
 - The order is the native one: signed longs, bytes, and UTF-8 bytes for strings, within ascending key groups.
-- Two rows are of one key if their bits, all of them, or their keys are equal. No hash decides.
-- Equal rows keep their order.
+- Two rows have one key if all their bits or their keys are equal. No hash decides.
+- Equal rows stay in their order.
 """
 
 from collections.abc import Callable, Iterator
@@ -30,50 +30,50 @@ Mask = NDArray[np.bool_]
 _WORD_BITS = 64
 _WORD_BYTES = 8
 _MOST_BYTES = 256
-"""So many bytes are looked at for differences; keys that begin with more of the same go to Arrow."""
-_MOST_TURNS = 4
-"""So often rows that are alike so far are sorted by what follows, before the rest goes to Arrow."""
+"""The most bytes to search for differences. Arrow sorts keys with a longer common prefix."""
+_MOST_PASSES = 4
+"""The most passes over tied rows. Arrow sorts the rest."""
 _STRETCH_ROWS = 32
 _PIECE_ROWS = 16384
 _SIGN = np.uint64(1 << 63)
 
 
 def is_last_row(key_groups: pa.Array, keys: pa.Array) -> Mask:
-    """Whether a row is the last of its (key group, key)."""
+    """Return, for each row, whether it is the last of its (key group, key)."""
     is_last = np.zeros(len(keys), np.bool_)
     is_last[sorted_last_rows(key_groups, keys)] = True
     return is_last
 
 
 def sorted_rows(key_groups: pa.Array, keys: pa.Array) -> Rows:
-    """All rows in the order of (key group, key); equal ones in their own order."""
+    """Return all rows in the order of (key group, key). Equal rows stay in their order."""
     return _sorted(numbers_of(key_groups).astype(np.uint64), keys).rows
 
 
 def sorted_last_rows(key_groups: pa.Array, keys: pa.Array) -> Rows:
-    """The last row of every (key group, key), in the order of (key group, key)."""
+    """Return the last row of every (key group, key), in the order of (key group, key)."""
     rows, is_same = _sorted(numbers_of(key_groups).astype(np.uint64), keys)
     return rows.compress(~np.append(is_same, False)[1:])
 
 
 class _Order(NamedTuple):
-    """Rows in order, and whether each of them is of the same key group and key as the one before it."""
+    """Rows in order, and whether each has the same key group and key as the one before it."""
 
     rows: Rows
     is_same: Mask
 
 
-def _sorted(groups: Word, keys: pa.Array, start: int = 0, turns: int | None = None) -> _Order:
-    """The order of rows by a number and their keys, of which rows of one number share the first `start` bytes."""
+def _sorted(groups: Word, keys: pa.Array, start: int = 0, passes: int | None = None) -> _Order:
+    """Sort rows by a number and their keys. Rows of one number share the first `start` bytes of their keys."""
     if not len(keys):
         return _Order(np.zeros(0, np.int64), np.zeros(0, np.bool_))
-    turns = _MOST_TURNS if turns is None else turns
-    bits = _Bits(groups, _WORD_BITS - len(groups).bit_length()) if turns else None
+    passes = _MOST_PASSES if passes is None else passes
+    bits = _Bits(groups, _WORD_BITS - len(groups).bit_length()) if passes else None
     if bits is None or not bits.take(keys, start):
         return _sorted_by_arrow(groups, keys)
     word = bits.word()
     if _is_in_stretches(word):
-        rows = np.argsort(word, kind="stable")  # It only merges what is sorted already.
+        rows = np.argsort(word, kind="stable")  # It only merges sorted stretches.
         word = word.take(rows)
     else:
         row_bits = len(word).bit_length()
@@ -84,12 +84,12 @@ def _sorted(groups: Word, keys: pa.Array, start: int = 0, turns: int | None = No
         word >>= np.uint64(row_bits)
     found = _Order(rows, _equal_to_previous(word))
     if not bits.are_all:
-        _settle(found, keys, bits.end, turns - 1)
+        _resolve_ties(found, keys, bits.end, passes - 1)
     return found
 
 
-def _settle(found: _Order, keys: pa.Array, start: int, turns: int) -> None:
-    """Compare the keys of rows that are alike so far, and put those that differ in order; in place."""
+def _resolve_ties(found: _Order, keys: pa.Array, start: int, passes: int) -> None:
+    """Compare the keys of tied rows, and sort the different ones, in place."""
     rows, is_alike = found
     tied = np.flatnonzero(is_alike | np.append(is_alike, False)[1:])
     if not len(tied):
@@ -102,13 +102,13 @@ def _settle(found: _Order, keys: pa.Array, start: int, turns: int) -> None:
     is_mixed[stretches[follows & ~is_same]] = True
     left = np.flatnonzero(is_mixed[stretches])
     if len(left):
-        order, is_same = _sorted(stretches[left].astype(np.uint64), moved(tied_keys, left), start, turns)
+        order, is_same = _sorted(stretches[left].astype(np.uint64), moved(tied_keys, left), start, passes)
         places = tied[left]
         rows[places], is_alike[places] = rows[places][order], is_same
 
 
 def _is_in_stretches(word: Word) -> bool:
-    """Whether most rows come after the one before them, as in a merge."""
+    """Return whether most rows come after the one before them, as in a merge."""
     return int(np.count_nonzero(word[1:] < word[:-1])) <= len(word) // _STRETCH_ROWS
 
 
@@ -130,7 +130,7 @@ def _sorted_by_arrow(groups: Word, keys: pa.Array) -> _Order:
 
 
 class _Stretch(NamedTuple):
-    """So many bits of a word, from `lowest` up."""
+    """Bits of a word: `width` bits from `lowest` up."""
 
     word: Word
     lowest: int
@@ -144,11 +144,11 @@ class _Bits:
         self._stretches = [_Stretch(groups, 0, int(groups.max()).bit_length())]
         self._room = room - self._stretches[0].width
         self.end = 0
-        """All bytes of keys before this one are taken, or the same in rows of one group."""
+        """Bytes of keys before this one are taken, or equal in rows of one group."""
         self.are_all = False
 
     def take(self, keys: pa.Array, start: int) -> bool:
-        """Take what there is room for of keys, from a byte on. Returns whether that says anything of their order."""
+        """Take the keys' differing bits from a byte on, as many as fit. Return False if none fit."""
         before = len(self._stretches)
         for first, word in _words_of(keys, start):
             varying = int(np.bitwise_or.reduce(word) ^ np.bitwise_and.reduce(word))
@@ -160,7 +160,7 @@ class _Bits:
         return True
 
     def _take_byte(self, word: Word, lowest: int, bits: int) -> bool:
-        """Take the bits of a byte in which rows differ, and what lies between them; False if there is no room."""
+        """Take the bits of a byte in which rows differ, and the bits between them; False if there is no room."""
         if not bits:
             return True
         low = (bits & -bits).bit_length() - 1
@@ -176,14 +176,14 @@ class _Bits:
         return True
 
     def word(self) -> Word:
-        """All that was taken, as one number."""
+        """Return all taken bits as one number for each row."""
         left = sum(one.width for one in self._stretches)
         moves = list[tuple[Word, int, int]]()
         for word, lowest, width in self._stretches:
             left -= width
             moves.append((word, lowest - left, ((1 << width) - 1) << left))
         found = np.empty(len(moves[0][0]), np.uint64)
-        # By the piece: to use memory that is there again takes half the time of memory that is new.
+        # In pieces: reused memory takes half the time of fresh memory.
         for start in range(0, len(found), _PIECE_ROWS):
             piece = slice(start, min(start + _PIECE_ROWS, len(found)))
             found[piece] = _moved(piece, moves)
@@ -191,7 +191,7 @@ class _Bits:
 
 
 def _moved(piece: slice, moves: list[tuple[Word, int, int]]) -> Word:
-    """Of each word its bits, so far to the right, or to the left, and of these the ones of a mask."""
+    """Combine the words of a piece: each shifted right (or left, if negative), then masked."""
     found = np.zeros(piece.stop - piece.start, np.uint64)
     for word, right, mask in moves:
         moved = word[piece] >> np.uint64(right) if right >= 0 else word[piece] << np.uint64(-right)
@@ -201,8 +201,10 @@ def _moved(piece: slice, moves: list[tuple[Word, int, int]]) -> Word:
 
 
 def _words_of(keys: pa.Array, start: int) -> Iterator[tuple[int, Word]]:
-    """Words that order like the keys from a byte on, each with the byte at which it begins: big-endian numbers, with
-    zeros behind the shorter keys. The last one are lengths: a key sorts before itself with zero bytes behind it.
+    """Yield words that order like the keys from a byte on, each with the byte at which it begins.
+
+    They are big-endian numbers, with zeros behind shorter keys. The last word is the length: a key sorts before the
+    same key with zero bytes appended.
     """
     column = _bytes_of(keys)
     lengths = column.lengths
@@ -224,7 +226,7 @@ def _bytes_of(keys: pa.Array) -> BinaryColumn:
 
 
 def _fixed_words(column: BinaryColumn, width: int) -> Callable[[int], Word]:
-    """Of keys of one length, the word at a byte."""
+    """Return a function that gives the word at a byte of keys of one length."""
     data, stride = column.data, width
     if width < _WORD_BYTES:
         padded = np.zeros((len(column.offsets) - 1, _WORD_BYTES), np.uint8)
@@ -240,7 +242,7 @@ def _fixed_words(column: BinaryColumn, width: int) -> Callable[[int], Word]:
 
 
 def _mixed_words(column: BinaryColumn, lengths: NDArray[np.int32]) -> Callable[[int], Word]:
-    """Of keys of several lengths, the word at a byte."""
+    """Return a function that gives the word at a byte of keys of several lengths."""
     data = np.append(column.data, np.zeros(_WORD_BYTES, np.uint8))
     words = np.ndarray((len(data) - _WORD_BYTES + 1,), ">u8", data.data, 0, (1,))
     starts, least = column.offsets[:-1].astype(np.int64), int(lengths.min())

@@ -1,16 +1,16 @@
 """Replay as decisions: which offsets to read, which chunks count, and whether everything listed has arrived.
 
-The one rule of reading: a record counts if and only if a valid commit lists its offset, and all that a commit
-lists is there or it is data loss. `reading.replay` executes this for materializer, recovery and Spark.
+The one rule of reading: a record counts if and only if a valid commit lists its offset, and a missing listed record is
+data loss. `reading.replay` executes this for materializer, recovery and Spark.
 
-A change set lies in the data topic, or in the ledger record of its commit. What tells which of two comes first in a
-partition is the number of its commit; within one commit what the record carries comes last.
+Changes lie in the data topic, or inline in the ledger record of their commit. In a partition they are ordered by the
+number of their commit; within one commit, inline changes come last.
 
 Invariants:
-- A record at an offset that no commit lists is void, whatever its bytes: they are never looked at.
+- A record at an offset that no commit lists is void, and its bytes are never decoded.
 - At the end every listed change set has exactly the chunks, changes and checksum that its commit names, each chunk at
-  its offset. Of one whose offsets a person gave up in part, all the others are there.
-- A record that a plan has `before` what it reads is there, and the same.
+  its offset. A change set of which a person forfeited some offsets has all others.
+- The record that a plan names `before` a partition's ranges is there, and the same.
 """
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -26,13 +26,13 @@ from statelog.schemas.ledger.inline import Carried, CommitContents, Inline, bitm
 from statelog.schemas.ledger.place import LastRecord
 from statelog.schemas.ledger.records import LossRange, retained_ranges
 
-_FAR = 16
-"""So many offsets of others are no longer read on the way: it takes longer than to go on behind them."""
+_LEAST_GAP = 16
+"""A gap of so many foreign offsets is skipped. Smaller gaps are read, which is faster than to seek behind them."""
 _NO_PLACES: Iterator[tuple[int, int]] = iter(())
 
 
 class ListedBy(NamedTuple):
-    """Whose a change set is: the life of its writer, and the number of its commit within the plan."""
+    """The origin of a change set: its writer's incarnation, and the number of its commit within the plan."""
 
     epoch: int
     nonce: bytes
@@ -41,10 +41,14 @@ class ListedBy(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class ReplayPlan:
-    """What to read: by partition the offset ranges, ascending and disjoint, and the change sets that count, in ledger
-    order, each with the life of its writer. No two of a partition are equal: commits never overlap. The record `before`
-    a partition's first range is read with it, where one is named, and must be that one. `carried` are the changes in
-    ledger records, by the number of their commits, ascending; of these only those of `partitions` count.
+    """All that a replay reads.
+
+    `ranges`: ascending, disjoint offset ranges, by partition.
+    `listed`: the change sets that count, by partition in ledger order, with their origin. Commits never overlap, so no
+    two of a partition are equal.
+    `before`: by partition, the record before the first range. It is read and compared, too.
+    `carried`: inline changes in ledger records, by the number of their commit, ascending. Only changes of `partitions`
+    count.
     """
 
     ranges: Mapping[int, tuple[tuple[int, int], ...]]
@@ -61,25 +65,25 @@ class ReplayPlan:
 
     @cached_property
     def changes(self) -> int:
-        """How many changes the plan covers, for progress, counted as `sizes` are."""
+        """The number of changes, for progress. Inline changes count as in `sizes`."""
         listed = sum(entry.changes for entries in self.listed.values() for entry in entries)
         return listed + sum(self._shares(lambda one: one.changes).values())
 
     @cached_property
     def size_bytes(self) -> int:
-        """How many bytes of record values the plan covers, for budgets and progress."""
+        """The size of the record values, for budgets and progress."""
         return sum(self.sizes.values())
 
     @cached_property
     def sizes(self) -> dict[int, int]:
-        """The bytes of each partition that has something, ascending: of what a record carries an equal share each."""
+        """The bytes of each partition with changes, ascending. Each partition of inline changes has an equal share."""
         sizes = self._shares(lambda one: one.size_bytes)
         for partition, entries in self.listed.items():
             sizes[partition] = sizes.get(partition, 0) + sum(entry.size_bytes for entry in entries)
         return dict(sorted(sizes.items()))
 
     def _shares(self, amount: Callable[[Inline], int]) -> dict[int, int]:
-        """What records carry of each partition, about: those of the same partitions are divided together."""
+        """Estimate each partition's share of the inline changes. Records of the same partitions are summed first."""
         together, shares = dict[int, int](), dict[int, int]()
         for one in self.carried.values():
             bitmap = one.inline.partitions
@@ -91,7 +95,7 @@ class ReplayPlan:
         return shares
 
     def only(self, partitions: Iterable[int]) -> "ReplayPlan":
-        """What the plan has of some partitions."""
+        """Return the plan of some partitions."""
         wanted = self.partitions.intersection(partitions)
         bitmap = bitmap_of(wanted)
         return replace(
@@ -104,7 +108,7 @@ class ReplayPlan:
         )
 
     def portions(self, most_bytes: int) -> "Iterator[ReplayPlan]":
-        """The plan cut between commits, so that records carry about as much in each part: that is held in memory."""
+        """Cut the plan between commits into parts of about so many inline bytes, which replay holds in memory."""
         cuts, held_bytes = list[int](), 0
         for number, one in self.carried.items():
             if held_bytes + one.inline.size_bytes > most_bytes and held_bytes:
@@ -121,7 +125,7 @@ class ReplayPlan:
         yield replace(left, before=before)
 
     def _cut(self, number: int) -> "tuple[ReplayPlan, ReplayPlan]":
-        """The plan below a commit, and from it on."""
+        """Return the plan of the commits below a number, and of the others."""
         parts: tuple[dict[int, dict[Entry, ListedBy]], ...] = ({}, {})
         for partition, entries in self.listed.items():
             for entry, listed in entries.items():
@@ -148,16 +152,16 @@ def plan_replay(
     accepted: tuple[LossRange, ...] = (),
     before: Mapping[int, LastRecord] | None = None,
 ) -> ReplayPlan:
-    """Plan the replay of what valid commits list, in ledger order, restricted to `partitions`."""
+    """Plan the replay of valid commits, in ledger order, restricted to `partitions`."""
     listed: dict[int, dict[Entry, ListedBy]] = {partition: {} for partition in partitions}
     wanted, carried = bitmap_of(listed), dict[int, Carried]()
     for number, commit in enumerate(commits):
         for handle in commit.handles:
-            life = ListedBy(handle.epoch, handle.nonce, number)
+            origin = ListedBy(handle.epoch, handle.nonce, number)
             for entry in chain.from_iterable(step.entries for step in handle.steps):
                 mine = listed.get(entry[0])
                 if mine is not None:
-                    mine[entry] = life
+                    mine[entry] = origin
         if commit.carried is not None and commit.carried.inline.touches(wanted):
             carried[number] = commit.carried
     found = {partition: entries for partition, entries in listed.items() if entries}
@@ -183,49 +187,49 @@ def _ranges(
 
 
 def another_record(topic: str, partition: int, offset: int) -> AnchorMismatch:
-    """The error for a record that is not the one that a snapshot was built on."""
+    """Make the error for a record that is not the one that a snapshot was built on."""
     return AnchorMismatch(
         "a record is not the one that the newest snapshot was built on",
         topic=topic,
         partition=partition,
         offset=offset,
-        hint="The topic was restored, or lost its tail and grew again: restore it, or accept the loss by name",
+        hint="Restore the topic, or accept the loss by name: it was restored, or lost its tail and grew again",
     )
 
 
 def _spans(entries: Collection[Entry]) -> list[tuple[int, int]]:
-    """Where their chunks lie, in few ranges."""
+    """Return the offsets of the entries' chunks as few ranges."""
     pieces = [(entry.first_offset, entry.end_offset) for entry in entries if not entry.gaps]
     pieces += [(offset, offset + 1) for entry in entries if entry.gaps for offset in entry.offsets]
     return joined(pieces)
 
 
 def joined(pieces: list[tuple[int, int]]) -> list[tuple[int, int]]:
-    """Ranges of offsets, at least one, as few: what lies in between, if it is more than a little, is left out."""
+    """Join offset ranges (at least one), in any order, over small gaps."""
     pieces.sort()
     spans: list[tuple[int, int]] = []
-    start, reach = pieces[0]
+    start, last_end = pieces[0]
     for first, end in pieces:
-        if first - reach >= _FAR:
-            spans.append((start, reach))
+        if first - last_end >= _LEAST_GAP:
+            spans.append((start, last_end))
             start = first
-        reach = max(reach, end)
-    return [*spans, (start, reach)]
+        last_end = max(last_end, end)
+    return [*spans, (start, last_end)]
 
 
 class _Progress:
-    """How far one change set has come. `next` is the index and the offset of its next chunk, None behind the last."""
+    """The progress of one change set. `next` is the index and the offset of its next chunk, None behind the last."""
 
-    __slots__ = ("_places", "changes", "checksums", "entry", "is_cut", "life", "next")
+    __slots__ = ("_places", "changes", "checksums", "entry", "is_cut", "next", "origin")
 
-    def __init__(self, entry: Entry, life: ListedBy, lost: Sequence[LossRange]) -> None:
+    def __init__(self, entry: Entry, origin: ListedBy, lost: Sequence[LossRange]) -> None:
         self.entry = entry
-        self.life = life
+        self.origin = origin
         self.changes = 0
         self.checksums: list[int] = []
         left = retained_ranges(lost, entry.partition, entry.first_offset, entry.end_offset) if lost else ()
         self.is_cut = bool(lost) and left != ((entry.first_offset, entry.end_offset),)
-        """Whether a person accepted the loss of offsets that it covers."""
+        """Whether a person accepted the loss of some of its offsets."""
         self.next: tuple[int, int] | None = (0, entry.first_offset)
         self._places: Iterator[tuple[int, int]] = _NO_PLACES
         if entry.chunks > 1 or self.is_cut:
@@ -235,12 +239,12 @@ class _Progress:
             self.next = next(self._places, None)
 
     def takes(self, head: ChunkHead) -> bool:
-        """Whether this is the head of its next chunk."""
+        """Return whether this is the head of its next chunk."""
         is_next = self.next is not None and head.index == self.next[0]
-        return is_next and (head.epoch, head.nonce) == self.life[:2] and head.sqn == self.entry.sqn
+        return is_next and (head.epoch, head.nonce) == self.origin[:2] and head.sqn == self.entry.sqn
 
     def add(self, head: ChunkHead) -> tuple[int, int] | None:
-        """Take its next chunk; returns the place of the one after it."""
+        """Take its next chunk. Return index and offset of the one after it."""
         self.changes += head.changes
         self.checksums.append(head.checksum)
         self.next = next(self._places, None)
@@ -254,14 +258,14 @@ class _Progress:
         return found == (self.entry.chunks, self.entry.changes, self.entry.checksum)
 
 
-def _is_all_of(entry: Entry, life: ListedBy, head: ChunkHead) -> bool:
-    """Whether this is the head of the only chunk of a change set: what `_Progress` would find, without one."""
-    is_here = head.index == 0 and head.sqn == entry.sqn and (head.epoch, head.nonce) == life[:2]
+def _is_all_of(entry: Entry, origin: ListedBy, head: ChunkHead) -> bool:
+    """Return whether this is the head of the only chunk of a change set, without a `_Progress`."""
+    is_here = head.index == 0 and head.sqn == entry.sqn and (head.epoch, head.nonce) == origin[:2]
     return is_here and head.changes == entry.changes and combine_checksums((head.checksum,)) == entry.checksum
 
 
 class PartitionCheck:
-    """Decides, record by record in offset order, what counts in one partition; then whether all of it came."""
+    """Decides, record by record in offset order, which ones count in a partition; then whether all have arrived."""
 
     def __init__(self, topic: str, partition: int, plan: ReplayPlan) -> None:
         self._topic = topic
@@ -269,31 +273,31 @@ class PartitionCheck:
         lost = [hole for hole in plan.accepted if hole.partition == partition]
         self._ranges = plan.ranges.get(partition, ())
         self._before = plan.before.get(partition)
-        self._lives = lives = plan.listed[partition]
-        # Where commits are small, nearly all change sets are one chunk, which comes or not: no progress is kept of it.
-        self._single = {entry.first_offset: entry for entry in lives if entry.chunks == 1 and not lost}
-        self._sets = [_Progress(entry, life, lost) for entry, life in lives.items() if entry.chunks > 1 or lost]
+        self._listed = listed = plan.listed[partition]
+        # Where commits are small, nearly all change sets are one chunk, which needs no progress.
+        self._single = {entry.first_offset: entry for entry in listed if entry.chunks == 1 and not lost}
+        self._sets = [_Progress(entry, origin, lost) for entry, origin in listed.items() if entry.chunks > 1 or lost]
         self._awaited = {progress.next[1]: progress for progress in self._sets if progress.next is not None}
 
     @property
     def ranges(self) -> tuple[tuple[int, int], ...]:
-        """What to read: the ranges of the plan, and the record before them."""
+        """The offset ranges to read: the plan's, and the record before them."""
         if self._before is None:
             return self._ranges
         (start, end), *others = self._ranges
         return ((min(start, self._before.offset), end), *others)
 
     def lists(self, offset: int) -> bool:
-        """Whether the record at this offset counts. If not it is void, or was read to be compared."""
+        """Return whether the record at this offset counts. Other records are void, or read to be compared."""
         return offset in self._single or offset in self._awaited
 
     def lists_any(self, start: int, end: int) -> bool:
-        """Whether a record of the offsets [start, end) counts, of those that are still to come."""
+        """Return whether a record is still expected in the offsets [start, end)."""
         before = () if self._before is None else (self._before.offset,)
         return any(start <= offset < end for offset in chain(before, self._single, self._awaited))
 
     def compare(self, offset: int, value: bytes) -> None:
-        """A record that does not count. Raises AnchorMismatch if another one had to be there."""
+        """Compare a record that does not count. Raises AnchorMismatch if another one has to be there."""
         before = self._before
         if before is not None and offset >= before.offset:
             if LastRecord.of(offset, value) != before:
@@ -301,14 +305,15 @@ class PartitionCheck:
             self._before = None
 
     def add(self, offset: int, head: ChunkHead) -> int:
-        """The chunk at a listed offset. Returns the number of its commit. Raises IncompleteChangeSet if it is not the
-        one that is listed there.
+        """Take the chunk at a listed offset. Return the number of its commit.
+
+        Raises IncompleteChangeSet if another chunk is listed there.
         """
         single = self._single.pop(offset, None)
         if single is not None:
-            life = self._lives[single]
-            if _is_all_of(single, life, head):
-                return life.commit
+            origin = self._listed[single]
+            if _is_all_of(single, origin, head):
+                return origin.commit
         progress = self._awaited.pop(offset) if single is None else self._begun(single)
         if not progress.takes(head):
             raise self._incomplete(progress, f"another chunk, of change set {head.sqn}, lies at offset {offset}")
@@ -317,11 +322,12 @@ class PartitionCheck:
             self._awaited[following[1]] = progress
         elif single is not None and not progress.is_whole:
             self._sets.append(progress)
-        return progress.life.commit
+        return progress.origin.commit
 
     def finish(self) -> None:
-        """Raise IncompleteChangeSet unless every listed change set came whole, AnchorMismatch if the record before them
-        did not come.
+        """Raise IncompleteChangeSet unless every listed change set is complete.
+
+        Raises AnchorMismatch if the record before them is missing.
         """
         if self._before is not None:
             raise another_record(self._topic, self._partition, self._before.offset)
@@ -330,7 +336,7 @@ class PartitionCheck:
                 raise self._incomplete(progress, "chunks are missing" if progress.next else "its chunks differ")
 
     def _begun(self, single: Entry) -> _Progress:
-        return _Progress(single, self._lives[single], ())
+        return _Progress(single, self._listed[single], ())
 
     def _incomplete(self, progress: _Progress, what: str) -> IncompleteChangeSet:
         entry = progress.entry
@@ -346,5 +352,5 @@ class PartitionCheck:
             chunks_listed=entry.chunks,
             changes_found=progress.changes,
             changes_listed=entry.changes,
-            hint="Committed changes are gone: restore the topic, recover an older position, or accept the loss",
+            hint="Restore the topic, recover an older position, or accept the loss: committed changes are missing",
         )

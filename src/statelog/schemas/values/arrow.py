@@ -1,8 +1,8 @@
 """Values as Arrow arrays: from Python rows, from columns of other types, and the checks on the way in. Pure.
 
-Every array that leaves here has exactly the Arrow type of its schema, no null where the schema has none, and only
-symbols that an enum knows. What does not fit is InvalidChange with the path of the field: nothing is truncated,
-parsed or encoded silently (a Python float does become a 32-bit float where the schema has one).
+Every returned array has exactly the Arrow type of its schema, no null where the schema has none, and only the symbols
+of an enum. A value that does not fit is InvalidChange with the path of the field: nothing is truncated, parsed or
+encoded silently (but a Python float becomes a 32-bit float where the schema has one).
 """
 
 import datetime
@@ -34,21 +34,21 @@ _ACCEPTED: Mapping[str, tuple[type, ...]] = {
     **dict.fromkeys(("local-timestamp-millis", "local-timestamp-micros"), (datetime.datetime,)),
     "decimal": (decimal.Decimal,),
 }
-"""The Python types of a logical type, or else of a type."""
+"""The Python types that a logical type, or else a type, accepts."""
 _LISTS = ("list", "large_list", "fixed_size_list")
 _VIEWED = {"string_view": pa.large_string(), "binary_view": pa.large_binary()}
-"""What Arrow has not written its functions for, and what is as large."""
+"""Types that Arrow's functions do not support yet, and a type of the same size that they do."""
 FIRST_US, LAST_US = -62_135_596_800_000_000, 253_402_300_799_999_999
 """The first and the last datetime, in microseconds since 1970."""
 _NOT_FINITE = ("NaN", "Infinity", "-Infinity")
-"""How Jackson, and so a registry, spells the defaults that JSON has no number for."""
+"""Defaults without a JSON number, as Jackson, and so a schema registry, spells them."""
 _UUID_PATTERN = r"^[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}$"
 MAP_KEY = ValueType(kind="string", arrow=pa.string())
-"""The keys of every map."""
+"""The type of every map's keys."""
 
 
 def from_rows(rows: Sequence[object], kind: ValueType, path: str) -> pa.Array:
-    """Python values as an array; None is null. A record's field that a row lacks takes its default.
+    """Make an array of Python values; None is null. A field that a row lacks takes its default.
 
     Raises InvalidChange.
     """
@@ -73,10 +73,10 @@ def _nested_rows(rows: Sequence[object], kind: ValueType, path: str) -> pa.Array
 
 
 def default_array(default: object, kind: ValueType, path: str) -> pa.Array:
-    """A schema's JSON default as an array of one row. Raises ConfigError if it is no value of the type."""
+    """Make an array of one row from a schema's JSON default. Raises ConfigError if it is no value of the type."""
     try:
         row = _from_json(default, kind)
-        # The usual default, without pandas, which `pa.array` imports in every process that opens the log.
+        # Null is the usual default. `pa.array` would import pandas in every process that opens the log.
         return pa.nulls(1, kind.arrow) if row is None else from_rows([row], kind, path)
     except (InvalidChange, ValueError, TypeError, OverflowError, ArithmeticError) as error:
         hint = "Give a default of the field's own type"
@@ -84,9 +84,10 @@ def default_array(default: object, kind: ValueType, path: str) -> pa.Array:
 
 
 def fit(column: pa.Array, kind: ValueType, path: str) -> pa.Array:
-    """An array of a kindred type as the schema's own: integers that fit, large or dictionary strings, records by name.
+    """Convert an array of the same family to the schema's type: integers that fit, large or dictionary strings, records
+    by name.
 
-    Nulls at the top are kept, for they are deletes. Raises InvalidChange.
+    Nulls at the top stay, because they are deletes. Raises InvalidChange.
     """
     if pa.types.is_dictionary(column.type):
         try:
@@ -120,7 +121,7 @@ class Nested(NamedTuple):
 
     @classmethod
     def of(cls, column: pa.Array) -> "Nested":
-        """Those of any slice of a column."""
+        """Return the parts of a column, which may be a slice."""
         kind = column.type
         if isinstance(kind, pa.MapType):
             entry = pa.struct([pa.field("key", kind.key_type), pa.field("value", kind.item_type)])
@@ -130,25 +131,25 @@ class Nested(NamedTuple):
         return cls(_offsets(lengths, numbers_of(column.is_null())), None, cast("pa.ListArray", column).flatten())
 
     def as_type(self, kind: pa.DataType) -> pa.Array:
-        """The column of this type."""
+        """Return the column of this type."""
         if self.keys is None:
             return pa.ListArray.from_arrays(self.offsets, self.items, type=kind)
         return pa.MapArray.from_arrays(self.offsets, self.keys, self.items, type=kind)
 
 
 def struct_children(column: pa.Array) -> list[pa.Array]:
-    """A struct array's fields, null where the struct is null."""
+    """Return a struct array's fields, null where the struct is null."""
     return cast("pa.StructArray", column).flatten()
 
 
 def struct_of(children: Sequence[pa.Array], kind: ValueType, is_null: pa.Array) -> pa.Array:
-    """A record column from its fields' columns; rows of `is_null` are null as a whole."""
+    """Make a record column of its fields' columns. Rows of `is_null` are null as a whole."""
     fields = [pa.field(one.name, one.type.arrow) for one in kind.fields]
     return pa.StructArray.from_arrays(children, fields=fields, mask=is_null)
 
 
 def repeated(one_row: pa.Array, length: int) -> pa.Array:
-    """An array of one row, `length` times."""
+    """Repeat an array of one row `length` times."""
     return one_row.take(column_of(np.zeros(length, np.int64)))
 
 
@@ -179,7 +180,7 @@ def _no_nulls(column: pa.Array, kind: ValueType, path: str, allowed: int = 0) ->
 
 
 def fit_fields(given: Mapping[str, pa.Array], kind: ValueType, path: str, is_null: pa.Array) -> pa.Array:
-    """A record column from columns by name; one that is missing takes the field's default. Raises InvalidChange."""
+    """Make a record column from columns by name. A missing column takes the field's default. Raises InvalidChange."""
     null_rows = cast("pa.BooleanArray", is_null).true_count
 
     def child(one: ValueField, inner: str) -> pa.Array:
@@ -195,7 +196,7 @@ def fit_fields(given: Mapping[str, pa.Array], kind: ValueType, path: str, is_nul
 def _record(
     given: Iterable[str], child: Callable[[ValueField, str], pa.Array], kind: ValueType, path: str, is_null: pa.Array
 ) -> pa.Array:
-    """A record column of what `child` makes of each field and its path, if no other fields are given."""
+    """Make a record column of the columns that `child` makes of each field and its path. Refuse unknown fields."""
     unknown = set(given) - {one.name for one in kind.fields}
     if unknown:
         raise _refused(f"fields that the schema does not have: {', '.join(sorted(map(str, unknown)))}", path)
@@ -205,21 +206,21 @@ def _record(
 
 
 def _without(column: pa.Array, is_null: pa.Array, path: str) -> pa.Array:
-    """Whatever the fields of a null row hold is no value: null there, so that the count tells of any other null."""
+    """Return a field's column with null in null rows, so that its null count shows all other nulls."""
     column = column.cast(_VIEWED.get(str(column.type), column.type))
     try:
         return pc.if_else(is_null, pa.nulls(1, column.type)[0], column)
     except pa.ArrowNotImplementedError as error:
-        raise _refused(f"a column of type {column.type} beside deletes", path) from error
+        raise _refused(f"a column of type {column.type} together with deletes", path) from error
 
 
 def is_list(kind: pa.DataType) -> bool:
-    """Whether it is a list of any of Arrow's forms."""
+    """Return whether it is a list of any of Arrow's forms."""
     return str(kind).partition("<")[0].partition("[")[0] in _LISTS
 
 
 def family(kind: pa.DataType) -> str:
-    """Types of one family convert into each other, as long as no value changes."""
+    """Return the family of a type. Types of one family convert into each other, as long as no value changes."""
     text = str(kind)
     if text in ("string", "large_string", "string_view"):
         return "string"
@@ -248,7 +249,7 @@ def _cast(column: pa.Array, kind: ValueType, path: str) -> pa.Array:
 
 
 def _checked_text(column: pa.Array, kind: ValueType, path: str) -> pa.Array:
-    """Enums hold their symbols and uuids look like uuids; other columns pass."""
+    """Return the column. Refuse texts that are no symbol of the enum, or no uuid."""
     if kind.kind == "enum":
         known = pc.is_in(column, column_of_rows([*kind.symbols, None], pa.string()))
     elif kind.logical == "uuid":
@@ -261,7 +262,7 @@ def _checked_text(column: pa.Array, kind: ValueType, path: str) -> pa.Array:
 
 
 def _check_types(rows: Sequence[object], kind: ValueType, path: str) -> None:
-    """Look at the set of Python types, not at every row: bool is no int, and a datetime no date."""
+    """Check the set of Python types, not every row. A bool is no int, and a datetime no date."""
     accepted = _ACCEPTED[kind.logical or kind.kind]
     refused = () if kind.kind == "boolean" else (bool,)
     if kind.logical == "date":
@@ -297,19 +298,19 @@ def _check_times(rows: Sequence[datetime.datetime | datetime.time | None], kind:
     if any(row is not None and (row.tzinfo is not None) != aware for row in rows):
         wanted = "with a time zone" if aware else "without a time zone"
         raise _refused(f"a time where the schema has {kind}: it must come {wanted}", path)
-    if any(getattr(row, "nanosecond", 0) for row in rows):  # Of a pandas.Timestamp, which pyarrow would cut off.
+    if any(getattr(row, "nanosecond", 0) for row in rows):  # pyarrow truncates the nanoseconds of a pandas.Timestamp.
         raise _refused(f"a datetime with nanoseconds where the schema has {kind}", path)
 
 
 def _check_years(column: pa.Array, kind: ValueType, path: str) -> None:
-    """A year before the first of UTC, or behind the last: whoever reads it could not make a datetime of it again."""
+    """Refuse a time whose year in UTC is not 1 to 9999: readers cannot make a datetime of it."""
     numbers = numbers_or_zeros(column.view(pa.int64()))
     if len(numbers) and not FIRST_US <= int(numbers.min()) <= int(numbers.max()) <= LAST_US:
-        raise _refused(f"a datetime that in UTC has a year of no datetime, where the schema has {kind}", path)
+        raise _refused(f"a datetime whose year in UTC is not 1 to 9999, where the schema has {kind}", path)
 
 
 def _check_finite(column: pa.Array, infinite: int, kind: ValueType, path: str) -> None:
-    """A number too large for 32 bits becomes an infinite one, of which Arrow says nothing."""
+    """Refuse numbers too large for 32 bits, which Arrow silently makes infinite."""
     if _infinite(column) > infinite:
         raise _refused(f"a number that is too large where the schema has {kind}", path)
 
@@ -330,7 +331,7 @@ def _records(rows: Sequence[Mapping[str, object] | None], kind: ValueType, path:
 
 
 def _row_default(one: ValueField, present: Sequence[Mapping[str, object]], path: str) -> object:
-    """The field's default for rows that lack it, if it has one."""
+    """Return the default for rows that lack the field."""
     if all(one.name in row for row in present):
         return None
     if not one.has_default:
@@ -339,7 +340,7 @@ def _row_default(one: ValueField, present: Sequence[Mapping[str, object]], path:
 
 
 def _from_json(default: object, kind: ValueType) -> object:
-    """A JSON default as the Python value that `from_rows` takes. Raises ValueError and kin for misfits."""
+    """Convert a JSON default to the Python value that `from_rows` takes. Raises ValueError and the like for misfits."""
     if default is None:
         if not kind.nullable:
             raise ValueError(f"null is not a {kind}")
@@ -353,7 +354,7 @@ def _from_json(default: object, kind: ValueType) -> object:
     if kind.kind in ("float", "double") and default in _NOT_FINITE:
         return float(default)
     if kind.kind == "float" and isinstance(default, float):
-        return pa.array([default], kind.arrow)[0].as_py()  # Infinite if it is too large, as it always was read.
+        return pa.array([default], kind.arrow)[0].as_py()  # Infinite if too large: existing logs rely on it.
     if kind.logical and kind.kind in ("int", "long"):
         width = pa.int32() if kind.kind == "int" else pa.int64()
         return pa.array([default], width).view(kind.arrow)[0].as_py()
@@ -368,5 +369,8 @@ def _from_json(default: object, kind: ValueType) -> object:
 
 
 def _items(default: object) -> Iterable[tuple[str, object]]:
-    """Raises ValueError, TypeError. What a log was made with is read as it always was: an empty list is no fields."""
+    """Return the pairs of a JSON object. An empty list counts as empty, because existing logs may have one.
+
+    Raises ValueError, TypeError.
+    """
     return dict(cast("Mapping[str, object]", default)).items()

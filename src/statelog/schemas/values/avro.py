@@ -1,11 +1,11 @@
 """Values in Avro's binary form: a value column as one datum per row, for consumers of bytes without Arrow. Pure.
 
-Works by column: every type becomes an array of its encoded bytes, and a record, a list or a union joins those of its
-parts with Arrow's kernels. What comes out is what `fastavro.schemaless_reader` reads with the schema's text.
+It works by column: every type becomes an array of its encoded bytes, and records, lists and unions join the arrays of
+their parts with Arrow's kernels. `fastavro.schemaless_reader` reads the result with the schema's text.
 
 Invariants:
 - No row may be null: a delete has no value.
-- One call makes at most 2 GiB, the most that one Arrow array holds; callers cut their tables.
+- One call makes at most 2 GiB, the limit of an Arrow array; callers cut their tables.
 """
 
 from collections.abc import Callable, Mapping
@@ -26,7 +26,7 @@ _NOTHING, _ZERO, _ONE = (scalar_of(data, pa.binary()) for data in (b"", b"\0", b
 
 
 def avro_values(column: pa.Array, schema: ValueSchema) -> pa.Array:
-    """A value column as binary: Avro's plain binary form (no header), or the bytes themselves in an opaque log.
+    """Return a value column as binary: in Avro's plain binary form (no header), or as it is in an opaque log.
 
     Raises InvalidChange if a row is null, or a decimal is larger than its fixed.
     """
@@ -36,7 +36,7 @@ def avro_values(column: pa.Array, schema: ValueSchema) -> pa.Array:
 
 
 def _encoded(column: pa.Array, kind: ValueType) -> pa.Array:
-    """The datum of every row. Rows that are null where the type has no null belong to a null parent: any bytes do."""
+    """Encode every row. A null row of a type without null belongs to a null parent, so its bytes do not matter."""
     if not kind.nullable:
         return _ENCODERS[kind.kind](column, kind)
     null, present = (_ONE, _ZERO) if kind.null_last else (_ZERO, _ONE)
@@ -113,19 +113,19 @@ _ENCODERS: Mapping[str, Callable[[pa.Array, ValueType], pa.Array]] = {
 
 
 def _joined(*parts: pa.Array | pa.Scalar) -> pa.Array:
-    """The bytes of several columns, row by row end to end; null where one is."""
+    """Join the bytes of several columns row by row; null where one is null."""
     return pc.binary_join_element_wise(*parts, _NOTHING)
 
 
 def _blocks(lists: pa.Array) -> pa.Array:
-    """Lists of encoded items as a block each: the count and the items, then the end. An empty one is the end alone."""
+    """Encode each list of encoded items as a block: the count, the items, the end. An empty list is only the end."""
     lengths = numbers_or_zeros(pc.list_value_length(lists)).astype(np.int64)
     counts = pc.if_else(column_of(lengths > 0), _varints(lengths), _NOTHING)
     return _joined(counts, pc.binary_join(lists, _NOTHING), _ZERO)
 
 
 def _varints(numbers: NDArray[np.int64]) -> pa.Array:
-    """Zigzag numbers of seven bits a byte, the lowest first."""
+    """Encode numbers as zigzag varints: seven bits a byte, the lowest first."""
     zigzag = ((numbers << 1) ^ (numbers >> 63)).view(np.uint64)
     lengths = np.ones(len(zigzag), np.int32)
     for bits in range(7, 64, 7):
@@ -137,7 +137,7 @@ def _varints(numbers: NDArray[np.int64]) -> pa.Array:
 
 
 def _decimals(column: pa.Array) -> pa.Array:
-    """Unscaled numbers, big-endian two's complement in as few bytes as hold the sign."""
+    """Encode unscaled numbers in big-endian two's complement, in as few bytes as hold the sign."""
     digits = _decimal_digits(column)
     repeats = (digits[:, :-1] == _sign_bytes(digits)[:, None]) & ((digits[:, 1:] ^ digits[:, :-1]) < 0x80)
     spare = np.cumprod(repeats, axis=1, dtype=np.int32).sum(axis=1, dtype=np.int32)
@@ -158,7 +158,7 @@ def _sign_bytes(digits: NDArray[np.uint8]) -> NDArray[np.uint8]:
 
 
 def _fixed_bytes(rows: NDArray[np.generic]) -> pa.Array:
-    """The memory of every row of a numpy array."""
+    """Return the memory of every row of a numpy array."""
     width = rows.dtype.itemsize * (rows.shape[1] if rows.ndim == 2 else 1)
     return _binary(rows, np.full(len(rows), width, np.int32))
 

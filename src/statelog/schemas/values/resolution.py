@@ -1,11 +1,11 @@
-"""Reads values written with another schema: Avro's resolution rules as a value, applied to Arrow arrays. Pure.
+"""Schema resolution: reads values written with another schema, by Avro's rules, on Arrow arrays. Pure.
 
-A resolution says for every field of the reader where it comes from. It is made from the two schemas alone, so one that
-exists works for every value: what could fail on some value (bytes to string, an enum symbol that the reader lacks) is
-refused when the schema is registered, not met years later in a merge.
+A resolution names the source of every field of the reader. It follows from the two schemas alone, so it works for every
+value: a rule that could fail on some values (bytes to string, an enum symbol that the reader lacks) is refused when the
+schema is registered, not years later in a merge.
 
-Merges rewrite old values to newer schemas at times of their own. `compose` exists so that a new schema can be refused
-if reading through an older one would give another value than reading directly: no reader may see when a merge ran.
+Merges rewrite old values to newer schemas at any time. `compose` serves to refuse a new schema if reading through an
+older one gives another value than reading directly: readers must not observe when a merge ran.
 """
 
 from collections.abc import Mapping, Sequence
@@ -30,12 +30,12 @@ _PROMOTIONS: Mapping[str, tuple[str, ...]] = {
 
 @dataclass(frozen=True, slots=True)
 class Unchanged:
-    """The value as it is."""
+    """The same value."""
 
 
 @dataclass(frozen=True, slots=True)
 class Promotion:
-    """A number or text through these Avro types, first to last."""
+    """A number or text converted through these Avro types, first to last."""
 
     through: tuple[str, ...]
 
@@ -56,14 +56,14 @@ class SymbolMap:
 
 @dataclass(frozen=True, slots=True)
 class ItemResolution:
-    """An array or map, each of whose items goes through a resolution."""
+    """An array or map with a resolution for its items."""
 
     items: "Resolution"
 
 
 @dataclass(frozen=True, slots=True)
 class FieldResolutions:
-    """The reader's fields in order: name, the writer's field that it comes from ('' for none), resolution."""
+    """The reader's fields in order: name, the writer's field ('' for none), resolution."""
 
     sources: tuple[tuple[str, str, "Resolution"], ...]
 
@@ -72,9 +72,9 @@ Resolution = Unchanged | Promotion | DefaultFill | SymbolMap | ItemResolution | 
 
 
 def make_resolution(reader: ValueType, writer: ValueType, path: str) -> Resolution:
-    """How the reader gets its value from the writer's. Raises IncompatibleSchema with the path and both types."""
+    """Resolve the writer's type to the reader's. Raises IncompatibleSchema with the path and both types."""
     if writer.nullable and not reader.nullable:
-        raise _incompatible(reader, writer, path, "Values may be null already; keep the field nullable")
+        raise _incompatible(reader, writer, path, "Keep the field nullable: values may be null already")
     if reader.kind != writer.kind:
         if reader.kind not in _PROMOTIONS.get(writer.kind, ()) or reader.logical or writer.logical:
             raise _incompatible(reader, writer, path, "Add a new field with a default instead")
@@ -115,7 +115,7 @@ def _resolve_field(one: ValueField, written: Mapping[str, ValueField], path: str
 
 
 def _ambiguous(path: str, new: str, earlier: str) -> IncompatibleSchema:
-    """Avro libraries differ in what they read in this case, so it is refused."""
+    """Make the error for an ambiguous field, which Avro libraries read differently."""
     hint = "Map each new field to one earlier field: drop an alias, or a field"
     return IncompatibleSchema(
         "a field that matches twice by name or alias", hint=hint, field=path, new=new, earlier=earlier
@@ -171,7 +171,7 @@ def _apply_fields(sources: Sequence[tuple[str, str, Resolution]], column: pa.Arr
 
 
 def compose(first: Resolution, then: Resolution, reader: ValueType) -> Resolution:
-    """The resolution that does `first` and then `then`, whose result is of `reader`'s type."""
+    """Return the resolution that applies `first` and then `then`, whose result is of `reader`'s type."""
     match first, then:
         case Unchanged(), _:
             return then
@@ -193,7 +193,7 @@ def compose(first: Resolution, then: Resolution, reader: ValueType) -> Resolutio
 
 
 def _shortest(through: tuple[str, ...]) -> tuple[str, ...]:
-    """A chain of promotions as one step, unless a 32-bit float in the middle loses digits that the end would show."""
+    """Shorten a chain of promotions to one step, unless a 32-bit float in the middle loses digits of the result."""
     return through if "float" in through[1:-1] else (through[0], through[-1])
 
 
@@ -207,7 +207,7 @@ def _compose_fields(first: FieldResolutions, then: FieldResolutions, reader: Val
 
 
 def first_difference(one: Resolution, other: Resolution, path: str) -> str | None:
-    """The path of the first field that two resolutions of one reader treat differently, or None."""
+    """Return the path of the first field that two resolutions of one reader treat differently, or None."""
     match one, other:
         case FieldResolutions(mine), FieldResolutions(theirs):
             for (name, source, resolution), (_, other_source, other) in zip(mine, theirs, strict=True):

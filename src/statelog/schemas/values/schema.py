@@ -4,11 +4,11 @@ Schema id 0 means opaque bytes. Every other id names an Avro record schema; its 
 in chunks, runs and results alike. A null in that column is a delete's.
 
 Invariants:
-- A schema that `check_compatible` let pass reads every value of every earlier schema, and reads it the same whether or
+- A schema that passed `check_compatible` reads every value of every earlier schema, and reads the same value whether or
   not merges rewrote it to schemas in between.
 - Conversion is by column. Nothing here loops over rows, except `rows_to_struct`, whose input is Python rows.
-- The types of a state's columns are those that Spark and Delta Lake give back as they are, but for times of day: Delta
-  Lake has none, and Spark hands them on in nanoseconds.
+- Spark and Delta Lake return the types of a state's columns unchanged, but for times of day: Delta Lake has none, and
+  Spark gives them in nanoseconds.
 """
 
 import json
@@ -40,12 +40,12 @@ _SIMPLE: Mapping[str, object] = {
     "bool": "boolean",
     "double": "double",
 }
-"""The Avro of an Arrow type, by its name."""
+"""Avro types by the name of the Arrow type."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ValueSchema:
-    """What the values of some changes are. `id` 0 is opaque bytes; `avsc` is canonical JSON, '' for opaque."""
+    """The schema of values. `id` 0 is opaque bytes; `avsc` is canonical JSON, '' for opaque."""
 
     id: int
     avsc: str
@@ -53,7 +53,7 @@ class ValueSchema:
 
     @property
     def is_opaque(self) -> bool:
-        """Whether values are bytes that statelog never looks into."""
+        """Whether values are bytes that statelog does not interpret."""
         return self.root is None
 
     @property
@@ -68,7 +68,8 @@ OPAQUE = ValueSchema(id=0, avsc="")
 def parse_value_schema(avsc: str, schema_id: int) -> ValueSchema:
     """Read an Avro record schema; `schema_id` is at least 1. Raises ConfigError with the field's path."""
     if schema_id < 1:
-        raise ConfigError("a value schema has an id of at least 1", hint="0 means opaque bytes", schema_id=schema_id)
+        hint = "Use an id of at least 1: 0 means opaque bytes"
+        raise ConfigError("a value schema's id is below 1", hint=hint, schema_id=schema_id)
     root = parse_value_type(avsc)
     for kind, path in _nodes(root, _ROOT):
         for one in kind.fields:
@@ -78,7 +79,7 @@ def parse_value_schema(avsc: str, schema_id: int) -> ValueSchema:
 
 
 def _nodes(kind: ValueType, path: str) -> Iterator[tuple[ValueType, str]]:
-    """Every type within a type, each with its path."""
+    """Yield every type within a type, each with its path."""
     yield kind, path
     for one in kind.fields:
         yield from _nodes(one.type, f"{path}.{one.name}")
@@ -87,23 +88,25 @@ def _nodes(kind: ValueType, path: str) -> Iterator[tuple[ValueType, str]]:
 
 
 def resolve(reader: ValueSchema, writer: ValueSchema) -> Resolution | None:
-    """How values written with `writer` become the reader's; None if they are the same already.
+    """Return the resolution from the writer's values to the reader's; None if their schemas are equal.
 
-    Avro's rules: fields by name or alias, added ones take their default, removed ones are dropped, int to long to float
-    to double, string to bytes, unknown enum symbols to the enum's default. Raises IncompatibleSchema with the field and
-    both types.
+    Avro's rules apply. Fields match by name or alias, added fields take their default, and removed ones are dropped.
+    Numbers widen (int, long, float, double), strings become bytes, and unknown enum symbols the enum's default. Raises
+    IncompatibleSchema with the field and both types.
     """
     if reader.root is None or writer.root is None:
         if reader.root is not writer.root:
-            hint = "Opaque and typed values do not mix in one log; create a new log"
+            hint = "Create a new log: opaque and typed values do not mix in one log"
             raise IncompatibleSchema("opaque and typed values", hint=hint, new=reader.id, earlier=writer.id)
         return None
     return None if reader.avsc == writer.avsc else make_resolution(reader.root, writer.root, _ROOT)
 
 
 def check_compatible(new: ValueSchema, all_earlier: Sequence[ValueSchema]) -> None:
-    """Check that `new` may follow `all_earlier` (by ascending id): it reads every earlier value, and reads it the same
-    through the schema before it. Raises IncompatibleSchema; ConfigError for what no library of Avro's reads.
+    """Check that `new` may follow `all_earlier` (by ascending id).
+
+    It must read every earlier value, with the same result through the schema before it. Raises IncompatibleSchema;
+    ConfigError for a schema that no Avro library reads.
     """
     path = _too_narrow(new)
     if path and not any(map(_too_narrow, all_earlier)):
@@ -124,7 +127,7 @@ def check_compatible(new: ValueSchema, all_earlier: Sequence[ValueSchema]) -> No
 
 
 def _too_narrow(schema: ValueSchema) -> str | None:
-    """The path of the first decimal that its fixed does not hold, which releases before took; None if all fit."""
+    """Return the path of the first decimal that its fixed cannot hold; None if all fit. Older releases allowed it."""
     for kind, path in _nodes(schema.root, _ROOT) if schema.root else ():
         digits = kind.arrow.precision if isinstance(kind.arrow, pa.Decimal128Type) else 0
         if kind.kind == "fixed" and 10**digits > 1 << 8 * kind.size - 1:
@@ -133,13 +136,17 @@ def _too_narrow(schema: ValueSchema) -> str | None:
 
 
 def convert(column: pa.Array, writer: ValueSchema, reader: ValueSchema) -> pa.Array:
-    """A value column of the writer's schema as the reader's. Deletes (nulls) stay null. Raises IncompatibleSchema."""
+    """Convert a value column from the writer's schema to the reader's. Deletes (nulls) stay null.
+
+    Raises IncompatibleSchema.
+    """
     plan = resolve(reader, writer)
     return column if plan is None or reader.root is None else apply_resolution(plan, column, reader.root)
 
 
 def rows_to_struct(values: Sequence[Mapping[str, object] | None], schema: ValueSchema) -> pa.Array:
-    """Python values (None is a delete's) as the value column of a typed schema. Missing fields take their default.
+    """Make the value column of a typed schema from Python values (None: a delete). Missing fields take their default.
+
     Raises InvalidChange with the path of a field that is unknown, missing, null, or of another type.
     """
     return from_rows(values, _typed(schema), _ROOT)
@@ -148,11 +155,11 @@ def rows_to_struct(values: Sequence[Mapping[str, object] | None], schema: ValueS
 def struct_from_columns(
     columns: pa.Table | pa.RecordBatch, schema: ValueSchema, deletes: pa.Array | None = None
 ) -> pa.Array:
-    """Flat columns, one for each field of the schema, as the value column. `deletes` (booleans) are null in it,
-    whatever their fields hold; without it no row is a delete.
+    """Make the value column from flat columns, one for each field of the schema.
 
-    Types may differ within a family (large strings, dictionaries, integers that fit); a missing column takes the
-    field's default. Raises InvalidChange with the path of what does not fit.
+    Rows of `deletes` (booleans) become null, whatever their fields hold. Types may differ within a family (large
+    strings, dictionaries, integers that fit). A missing column takes the field's default. Raises InvalidChange with the
+    path of a field that does not fit.
     """
     given = {name: whole_column(columns.column(number)) for number, name in enumerate(columns.column_names)}
     if len(given) != columns.num_columns:
@@ -163,7 +170,7 @@ def struct_from_columns(
 
 
 def columns_of(struct: pa.Array) -> pa.RecordBatch:
-    """The fields of a value column as flat columns; a delete's are all null."""
+    """Return the fields of a value column as flat columns. In a delete all fields are null."""
     return pa.RecordBatch.from_arrays(struct_children(struct), names=cast("pa.StructType", struct.type).names)
 
 
@@ -174,7 +181,7 @@ def _typed(schema: ValueSchema) -> ValueType:
 
 
 def avsc_from_arrow(kind: pa.DataType | pa.Schema, name: str) -> str:
-    """The Avro schema (canonical JSON) of a record called `name` whose fields are those of a struct type or schema.
+    """Return the Avro schema (canonical JSON) of a record called `name` with the fields of a struct type or schema.
 
     Nullable fields become `["null", X]` with null as default. Raises ConfigError with the field's path for types that
     no value schema has (64-bit unsigned, durations, maps whose keys are no strings).
@@ -220,17 +227,19 @@ def _bare_type(kind: pa.DataType, name: str, path: str) -> object:
     raise ConfigError(f"no value schema has {kind}", hint="Cast the column before it is written", field=path)
 
 
-# ---- a state as rows of a table: `key`, the value, and `key_group` if asked for
+# ---- a state as rows of a table: `key`, the value, and optionally `key_group`
 
 
 STATE_NAMES = ("key", "key_group", "op")
-"""Columns whose names belong to statelog."""
+"""Column names reserved by statelog."""
 BATCH_ROWS = 65_536
 
 
 def state_schema(descriptor: Descriptor, value: ValueSchema, *, include_key_group: bool) -> pa.Schema:
-    """The columns of a state, all nullable. An opaque value is one binary column `value`; a typed one is its fields, or
-    one struct column `value` where a field has a name of statelog's.
+    """Return the columns of a state, all nullable.
+
+    An opaque value is one binary column `value`. A typed value is its fields, or one struct column `value` if a field
+    has a reserved name.
     """
     fields = list(value.arrow_type) if isinstance(value.arrow_type, pa.StructType) else []
     if not fields or {field.name for field in fields} & {*STATE_NAMES, "value"}:
@@ -241,7 +250,7 @@ def state_schema(descriptor: Descriptor, value: ValueSchema, *, include_key_grou
 
 
 def state_batches(table: pa.Table, wanted: pa.Schema) -> Iterator[pa.RecordBatch]:
-    """A state (key_group, key, value) as batches of the wanted columns, of at most 65,536 rows."""
+    """Yield a state (key_group, key, value) as batches of the wanted columns, of at most 65,536 rows."""
     for batch in table.to_batches(max_chunksize=BATCH_ROWS):
         value = batch.column("value")
         given = {"key": batch.column("key"), "key_group": batch.column("key_group"), "value": value}
@@ -253,7 +262,7 @@ def state_batches(table: pa.Table, wanted: pa.Schema) -> Iterator[pa.RecordBatch
 
 
 def table_type(kind: pa.DataType) -> pa.DataType:
-    """The type of a value, or of a part of it, in a table: times in microseconds, and bytes of any length."""
+    """Return the type of a value, or of a part of it, in a table: times in microseconds, bytes of any length."""
     if str(kind).startswith("time32"):
         return pa.time64("us")
     if isinstance(kind, pa.TimestampType):
@@ -271,14 +280,14 @@ def table_type(kind: pa.DataType) -> pa.DataType:
     return kind
 
 
-# ---- what a column's type alone says about values of a schema, before there are any
+# ---- checks of a column's type against a schema, before there are values
 
 
 _UNITS = ("s", "ms", "us", "ns")
 
 
 class Reason(StrEnum):
-    """Why something does not fit, or may not."""
+    """Why a type does not fit, or values may not."""
 
     TYPE = "another type"
     UNKNOWN = "a field that the schema does not have"
@@ -290,8 +299,9 @@ class Reason(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Misfit:
-    """`path` is that of the field, as errors name it. `given` is None for a field that is missing, `wanted` for one
-    that the schema does not have.
+    """A field that does not fit, or may not, with its `path` as in errors.
+
+    `given` is None for a missing field, `wanted` for a field that the schema does not have.
     """
 
     path: str
@@ -301,14 +311,14 @@ class Misfit:
 
     @property
     def is_certain(self) -> bool:
-        """Whether not a single row can fit."""
+        """Whether no row can fit."""
         return self.reason in (Reason.TYPE, Reason.UNKNOWN, Reason.MISSING)
 
 
 def misfits(given: pa.DataType, wanted: ValueType, path: str, *, nullable: bool) -> Iterator[Misfit]:
-    """All misfits of a column of type `given`, nested ones included; `nullable` says whether it may hold nulls.
+    """Yield all misfits of a column of type `given`, nested ones included. `nullable`: whether it may hold nulls.
 
-    As `fit` would say of a column: that no value can ever fit, or that some may not.
+    They predict the errors of `fit`: no value can fit, or some may not.
     """
     if isinstance(given, pa.DictionaryType):
         given = given.value_type
@@ -345,7 +355,7 @@ def _of_fields(given: pa.StructType, wanted: ValueType, path: str) -> Iterator[M
 
 
 def _is_narrower(wanted: pa.DataType, given: pa.DataType) -> bool:
-    """Whether a type of the same family cannot hold all that another one can."""
+    """Return whether a type cannot hold all values of another type of its family."""
     if pa.types.is_integer(given):
         return wanted.bit_width < given.bit_width
     if isinstance(given, pa.Decimal128Type) and isinstance(wanted, pa.Decimal128Type):
@@ -357,6 +367,6 @@ def _is_narrower(wanted: pa.DataType, given: pa.DataType) -> bool:
 
 
 def _fineness(kind: pa.DataType) -> int:
-    """By the unit in the name of a temporal type, such as timestamp[us, tz=UTC]."""
+    """Return the rank of the unit in the name of a temporal type, such as timestamp[us, tz=UTC]."""
     unit = str(kind).partition("[")[2].partition(",")[0].rstrip("]")
     return _UNITS.index(unit) if unit in _UNITS else 0

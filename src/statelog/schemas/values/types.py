@@ -1,11 +1,11 @@
 """Value types: an Avro record schema read into a tree that knows its Arrow types. Pure.
 
-Only what has one plain meaning in Avro, Arrow and Parquet alike is accepted: a record at the top, unions of null and
-one other type, no recursion, nothing that takes no bytes. Every refusal names the field path.
+Only schemas with one plain meaning in Avro, Arrow and Parquet are accepted: a record at the top, unions of null and one
+other type, no recursion, no type of zero bytes. Every refusal names the field path.
 
 Invariants:
-- A tree is at most 64 deep and 10,000 nodes large, whatever the schema text repeats by name.
-- Arrow fields are always nullable (Spark compares so); what must not be null is checked by `value_arrow`.
+- A tree is at most 64 deep and has at most 10,000 nodes, even if the schema text repeats types by name.
+- Arrow fields are always nullable (Spark compares them so); `values.arrow` checks the fields that must not be null.
 """
 
 import json
@@ -49,7 +49,7 @@ _LOGICAL: Mapping[tuple[str, str], pa.DataType] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ValueField:
-    """One field of a record. `default` is JSON as in the schema; it means something only if `has_default`."""
+    """One field of a record. `default` is JSON as in the schema; it counts only if `has_default`."""
 
     name: str
     type: "ValueType"
@@ -62,9 +62,12 @@ class ValueField:
 class ValueType:
     """One node of a value schema.
 
-    `kind` is Avro's type name; `logical` its logical type or ''. `name` is the unqualified name of a record, enum or
-    fixed. `items` is an array's or map's inner type. `null_last` says that the union with null names it second, and
-    `size` is a fixed's: no rule asks for them, Avro's binary form does.
+    `kind`: Avro's type name.
+    `logical`: its logical type or ''.
+    `name`: the unqualified name of a record, enum or fixed.
+    `items`: the inner type of an array or map.
+    `null_last`: whether the union with null names null second. Only Avro's binary form needs it.
+    `size`: the size of a fixed. Only Avro's binary form needs it.
     """
 
     kind: str
@@ -87,7 +90,7 @@ class ValueType:
         return self.items
 
     def path_inside(self, path: str) -> str:
-        """How errors name what is inside of an array or map that they name so."""
+        """Return the path, for errors, of the items of an array or map with this path."""
         return path + ("[]" if self.kind == "array" else "{}")
 
     def __str__(self) -> str:
@@ -98,7 +101,7 @@ class ValueType:
 
 
 def canonical_json(avsc: str) -> str:
-    """The schema text with sorted keys and no spaces, so that equal texts mean equal schemas. Raises ConfigError."""
+    """Return the schema text with sorted keys and no spaces: equal texts mean equal schemas. Raises ConfigError."""
     text = json.dumps(_loads(avsc), sort_keys=True, separators=(",", ":"), ensure_ascii=False)
     if not has_utf8(text):
         raise _refused("a text in the schema is not valid Unicode", "value", "Remove lone surrogates")
@@ -125,7 +128,7 @@ def _loads(avsc: str) -> object:
 
 
 def _number(text: str) -> float:
-    """JSON has no infinity, and the text that is kept of one that it spells, 1e999, would not be read again."""
+    """Parse a number. Refuse an infinite one, such as 1e999: it could not be read again from the stored text."""
     number = float(text)
     if not math.isfinite(number):
         raise ValueError(f"{text} is not JSON")
@@ -138,7 +141,7 @@ def _refused(message: str, path: str, hint: str) -> ConfigError:
 
 @dataclass(slots=True)
 class _Parser:
-    """One pass over a schema's JSON. Remembers named types, for a name may be used again later."""
+    """One pass over a schema's JSON. Remembers named types, because a name may be used again later."""
 
     named: dict[str, ValueType] = field(default_factory=dict[str, ValueType])
     open_names: set[str] = field(default_factory=set[str])
@@ -255,7 +258,7 @@ class _Parser:
         return self._named(full, made)
 
     def _define(self, raw: dict[str, object], path: str, namespace: str) -> tuple[str, str, str]:
-        """The full name, the unqualified name and the namespace inside of a new named type."""
+        """Return the full name, the unqualified name and the inner namespace of a new named type."""
         name = raw.get("name")
         if not isinstance(name, str) or not all(_NAME.match(part) for part in name.split(".")):
             raise _refused(f"{name!r} is not an Avro name", path, "Use letters, digits and '_', not a digit first")
@@ -287,7 +290,7 @@ def _aliases(raw: dict[str, object], path: str) -> tuple[str, ...]:
 
 
 def _logical(raw: dict[str, object], kind: str, path: str) -> ValueType:
-    """A primitive with its logical type; one that is unknown or does not fit is ignored, as Avro demands."""
+    """Return a primitive with its logical type. An unknown or unsuitable one is ignored, as Avro demands."""
     logical = raw.get("logicalType")
     if logical == "decimal" and kind == "bytes":
         return ValueType(kind=kind, arrow=_decimal(raw, path), logical="decimal")
@@ -307,7 +310,7 @@ def _decimal(raw: dict[str, object], path: str) -> pa.DataType:
 
 
 def _size(known: ValueType) -> tuple[int, int]:
-    """How many types it is made of, itself included, and how many are inside each other, without itself."""
+    """Return the number of types in it, itself included, and the depth of types inside it."""
     inner = [one.type for one in known.fields] + ([known.items] if known.items is not None else [])
     sizes = [_size(one) for one in inner]
     return 1 + sum(nodes for nodes, _ in sizes), max((1 + depth for _, depth in sizes), default=0)
