@@ -27,7 +27,7 @@ from weakref import WeakValueDictionary
 
 from statelog.closing import Closing
 from statelog.errors import BrokerUnavailable, ClosedError, OffsetGone, OutcomeUnknown, StatelogError, Unavailable
-from statelog.history.following import Following, Landed, LedgerRate, LedgerView, Window
+from statelog.history.following import Following, Landed, LedgerRate, LedgerView, Window, collector_paused
 from statelog.history.shared_follower import SharedFollower
 from statelog.history.source import LedgerSource, mismatch, send_record
 from statelog.history.together import add_gathered
@@ -406,7 +406,7 @@ class History(Closing):
         return True
 
     def _take(self, now: Following, records: Iterable[Record]) -> None:
-        with self._lock:
+        with self._lock, collector_paused():
             for found in records:
                 self.rate.add(len(found.value))
                 for commit in now.take(found):

@@ -43,9 +43,18 @@ class Inline(NamedTuple):
         """Return whether it has a change of one of these partitions (a bitmap)."""
         return self.partitions & partitions != 0
 
+    @property
+    def head_bytes(self) -> int:
+        """How many bytes `pack` gives."""
+        return _HEAD.size + self._bitmap_bytes
+
+    @property
+    def _bitmap_bytes(self) -> int:
+        return -(-self.partitions.bit_length() // 8)
+
     def pack(self, body: bytes) -> bytes:
         """Encode it as in a record, in front of the body."""
-        bitmap = self.partitions.to_bytes(-(-self.partitions.bit_length() // 8), "little")
+        bitmap = self.partitions.to_bytes(self._bitmap_bytes, "little")
         head = _HEAD.pack(
             self.value_schema_id,
             self.changes,
@@ -68,7 +77,10 @@ class Inline(NamedTuple):
             raise Corrupt("a commit's size differs from its head", size_bytes=len(data))
         if not changes or not partitions or not size_bytes or first > last or schema_id < 0:
             raise Corrupt("a commit's changes have impossible numbers", changes=changes)
-        return cls(schema_id, changes, size_bytes, first, last, partitions), start, end
+        found = cls(schema_id, changes, size_bytes, first, last, partitions)
+        if found._bitmap_bytes != bitmap_bytes:
+            raise Corrupt("a commit's bitmap of partitions ends with zeros", size_bytes=bitmap_bytes)
+        return found, start, end
 
 
 class Carried(NamedTuple):

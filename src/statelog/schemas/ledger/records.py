@@ -145,7 +145,7 @@ class Commit:
     def batch_start(self) -> int:
         """The offset of its inline changes inside its record."""
         assert self.inline is not None, "the commit has no inline changes"
-        size = self.start - _PREFIX.size + self._head_bytes + len(self.inline.pack(self.body)) + len(self.body)
+        size = self.start - _PREFIX.size + self._head_bytes + self.inline.head_bytes + len(self.body)
         return size + padding(size)
 
     @property
@@ -155,6 +155,8 @@ class Commit:
     @property
     def extents(self) -> Sequence[Extent]:
         """One extent for each partition with listed changes, ascending."""
+        if not self.packed_extents:  # A commit that carries its changes lists nothing.
+            return []
         return cast("list[Extent]", list(_EXTENT.iter_unpack(self.packed_extents)))
 
     @property
