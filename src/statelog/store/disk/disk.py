@@ -1,4 +1,4 @@
-"""The local disk: its failures as typed errors with hints, other than a store's, and what makes files durable."""
+"""The local disk: its failures as typed errors with hints, and durable writes."""
 
 import errno
 import os
@@ -20,7 +20,7 @@ _HINTS = {
     **dict.fromkeys(_FULL, "Free space on this disk, or name a path on another one; then run again"),
     **dict.fromkeys(NO_MORE_FILES, "Raise the limit of open files (ulimit -n), then run again"),
     **dict.fromkeys(("ENOENT", "ENOTDIR"), "Make the directory, or name another path"),
-    **dict.fromkeys(("EISDIR", "ENOTEMPTY", "EEXIST"), "Something else is there: name another path"),
+    **dict.fromkeys(("EISDIR", "ENOTEMPTY", "EEXIST"), "Name another path: something else is at this one"),
     **dict.fromkeys(("EACCES", "EPERM", "EROFS"), "Let this user write there, or name another path"),
 }
 _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/")
@@ -30,9 +30,7 @@ _OTHERWISE = "Check this machine's disk and its mounts, then run again"
 
 
 def local_path(path: str | os.PathLike[str]) -> Path:
-    """The path of what is written to the local disk. Raises ConfigError for what is none, also for the libraries that
-    write there, and for a URL, which would become a directory.
-    """
+    """Return a path on the local disk. Raises ConfigError for a URL, or if this or other libraries cannot use it."""
     check_kind("a path on the local disk", path, str, os.PathLike, example="text, or a pathlib.Path")
     text = cast("str | bytes", os.fspath(path))
     if not isinstance(text, str) or "\0" in text or not has_utf8(text):
@@ -40,14 +38,17 @@ def local_path(path: str | os.PathLike[str]) -> Path:
         raise ConfigError("a path on the local disk is not one that can be written to", hint=hint, path=repr(text))
     if _URL.match(text):
         raise ConfigError(
-            "a path on the local disk is needed here, and this is a URL", hint="Write it there, and copy it"
+            "a path on the local disk is needed here, and this is a URL", hint="Write to the disk, and copy the result"
         )
     return Path(path)
 
 
 @contextmanager
 def local_disk(path: Path, step: str = "", disk: DiskHook = no_faults, *, full_hint: str = "") -> Generator[None]:
-    """Failures of the local disk in our own terms. With a `step`, `disk` is asked first. `full_hint`: if it is full."""
+    """Translate failures of the local disk in this block.
+
+    With a `step`, `disk` is called first. `full_hint` is the hint if the disk is full.
+    """
     try:
         if step:
             disk(step, path)
@@ -57,7 +58,7 @@ def local_disk(path: Path, step: str = "", disk: DiskHook = no_faults, *, full_h
 
 
 def local_disk_error(error: OSError, path: Path, *, full_hint: str = "") -> StorageFull | StoreUnavailable:
-    """StorageFull or StoreUnavailable with the path, the errno's name as `code`, and a hint that fits it."""
+    """Return StorageFull or StoreUnavailable with the path, the errno's name as `code`, and a hint for it."""
     code = errno.errorcode.get(error.errno or 0)
     kind = StorageFull if code in _FULL else StoreUnavailable
     hint = full_hint if full_hint and code in _FULL else _HINTS.get(code or "", _OTHERWISE)
@@ -65,17 +66,18 @@ def local_disk_error(error: OSError, path: Path, *, full_hint: str = "") -> Stor
 
 
 def require_file(path: Path) -> None:
-    """Raise AlreadyExists if there is anything else, as a directory, a pipe or /dev/null: only a file is replaced; and
-    StoreUnavailable where nobody may look.
+    """Raise AlreadyExists for anything but a file, such as a directory, a pipe or /dev/null: only files are replaced.
+
+    Raises StoreUnavailable if the path cannot be examined.
     """
     with local_disk(path):
         if path.exists() and not path.is_file():
-            what = "a directory is there already" if path.is_dir() else "what is there is no file"
+            what = "a directory is there already" if path.is_dir() else "the path is not a file"
             raise AlreadyExists(what, path=str(path), hint="Name a file, also in this directory")
 
 
 def sync(path: Path) -> None:
-    """Sync a file, or the names in a directory. Raises OSError."""
+    """Sync a file, or the entries of a directory. Raises OSError."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -84,7 +86,7 @@ def sync(path: Path) -> None:
 
 
 def make_parents(path: Path) -> None:
-    """Make the directories above a path that are missing, durably. Raises OSError."""
+    """Make the missing parents of a path durably. Raises OSError."""
     missing = [parent for parent in path.parents if not parent.exists()]
     path.parent.mkdir(parents=True, exist_ok=True)
     for made in missing:

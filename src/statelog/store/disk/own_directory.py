@@ -1,14 +1,14 @@
 """Local working directories, locked by their owner, and swept by the next one after a kill.
 
-The kernel releases a dead process' locks; so who gets the lock of a directory knows that its owner is gone, without
-process ids (which are used again) and without ages (a merge may take hours). Tools that clean temporary directories by
-age spare locked ones, too.
+The kernel releases a dead process' locks, so a free lock shows that the directory's owner is dead. That needs neither
+process ids, which are reused, nor ages, as a merge may take hours. Tools that clean temporary directories by age spare
+locked ones, too.
 
 Invariants:
-- Only a directory of the caller's name and 32 hex digits, that belongs to our user and whose lock was free, is ever
-  removed.
-- An owner gets a directory only after it got the lock and found the directory still there.
-- A fork neither removes its parent's directory nor keeps it alive.
+- A directory is removed only if its name is of the caller's form with 32 hex digits, our user owns it, and its lock was
+  free.
+- An owner gets a directory only after it got the lock and the directory still existed.
+- A fork neither removes its parent's directory nor keeps it locked.
 """
 
 import fcntl
@@ -29,7 +29,7 @@ _held: "set[OwnDirectory]" = set()
 
 
 class OwnDirectory(Closing):
-    """A directory that this process made and locked. Made by `make_own`; gone once it is closed."""
+    """A directory that this process made and locked. Made by `make_own`, deleted by `close`."""
 
     def __init__(self, path: Path, lock: int) -> None:
         self.path = path
@@ -37,23 +37,27 @@ class OwnDirectory(Closing):
         _held.add(self)
 
     def close(self) -> None:
-        """Delete it with all that is in it, and unlock it. Idempotent; void in a fork. What stays is a log line."""
+        """Delete the directory and its content, and unlock it. Idempotent; does nothing in a fork.
+
+        A failure to delete is a log line.
+        """
         if self not in _held:
-            return  # It was removed before, or we are a fork.
+            return  # It was removed before, or this is a fork.
         try:
             _delete(self.path)
         finally:
             self.let_go()
 
     def let_go(self) -> None:
-        """Give up this process's hold on the lock, once: when it is closed, and in a child that inherited it."""
+        """Release this process's lock, once: when it is closed, or in a child that inherited it."""
         _held.discard(self)
         os.close(self._lock)
 
 
 def make_own(parent: Path, prefix: str, suffix: str = "", *, new_id: Callable[[], str] | None = None) -> OwnDirectory:
-    """A new directory `<prefix><32 hex digits of new_id><suffix>` in `parent`, for this user only. Dead ones go first,
-    or are log lines. Raises OSError.
+    """Make a directory `<prefix><32 hex digits of new_id><suffix>` in `parent`, for this user only.
+
+    Directories of dead owners are removed first; a failure to do so is a log line. Raises OSError.
     """
     sweep(parent, prefix, suffix)
     new_id = new_id or current_environment().new_id
@@ -65,7 +69,7 @@ def make_own(parent: Path, prefix: str, suffix: str = "", *, new_id: Callable[[]
 
 
 def sweep(parent: Path, prefix: str, suffix: str = "") -> list[Path]:
-    """Remove what dead owners left in `parent` under names of this form, and return it. Raises OSError."""
+    """Remove the directories of dead owners with names of this form in `parent`, and return them. Raises OSError."""
     named = re.compile(re.escape(prefix) + "[0-9a-f]{32}" + re.escape(suffix))
     with os.scandir(parent) as entries:
         found = sorted(Path(entry.path) for entry in entries if named.fullmatch(entry.name))
@@ -73,7 +77,7 @@ def sweep(parent: Path, prefix: str, suffix: str = "") -> list[Path]:
 
 
 def _make_locked(path: Path) -> int | None:
-    """Make a directory and lock it; None if a sweep took it in between."""
+    """Make a directory and lock it. Return None if a sweep removed it in between."""
     path.mkdir(mode=0o700)
     try:
         lock = os.open(path, _FLAGS)
@@ -92,7 +96,7 @@ def _remove_if_dead(path: Path) -> bool:
     try:
         lock = os.open(path, _FLAGS)
     except OSError:
-        return False  # It is gone, no directory, or not ours to read.
+        return False  # It was removed, is no directory, or is not readable by us.
     try:
         is_dead = os.fstat(lock).st_uid == os.geteuid() and _lock(lock) is True and _is_still_there(path, lock)
         return is_dead and _delete(path)
@@ -104,7 +108,7 @@ def _delete(path: Path) -> bool:
     try:
         shutil.rmtree(path)
     except FileNotFoundError:
-        return True  # Somebody was faster.
+        return True  # Another process was faster.
     except OSError as error:
         _LOG.warning("%s stays until it is swept: %s", path, error)
         return False
@@ -112,7 +116,10 @@ def _delete(path: Path) -> bool:
 
 
 def _lock(lock: int) -> bool | None:
-    """Take the lock; False if another has it, None on a file system that locks no directories and so is not swept."""
+    """Take the lock. Return False if another process has it, None if the file system cannot lock directories.
+
+    In the latter case directories are never swept.
+    """
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -132,7 +139,7 @@ def _is_still_there(path: Path, lock: int) -> bool:
 
 
 def _forget_parent() -> None:
-    """In a forked child: an inherited lock would make a dead parent's files look alive for as long as we live."""
+    """Release inherited locks in a forked child, which would make a dead parent's directories look in use."""
     for directory in list(_held):
         directory.let_go()
 

@@ -1,16 +1,16 @@
-"""Spill files, and segments in them: what does not fit into memory, on a local disk.
+"""Spill files on a local disk, and their segments, for data that does not fit into memory.
 
 A spill file has no name, and exists only as long as this process holds it open: whatever ends the process, the kernel
-frees its space. Reads and writes say where, so two threads may share a file.
+frees its space. Reads and writes take an offset, so two threads may share a file.
 
 A segment is one file with frames in put order. On disk a frame is its length and the xxh3-64 of its bytes, 8 bytes
 little-endian each, and its bytes.
 
 Invariants:
 - Failures of the disk are StorageFull or StoreUnavailable.
-- An append that fails leaves the segment as it was. A read that fails moves nothing: the same frame can be read again.
-- What does not match is Corrupt, and so is a file that is shorter than what was appended; never skipped.
-- The file of a segment stays open exactly as long as a reference is held. The maker has the first one.
+- A failed append leaves the segment unchanged. After a failed read, the same frame can be read again.
+- A mismatch is Corrupt, and so is a file that is shorter than the appended frames; never skipped.
+- The file of a segment is open exactly as long as a reference is held. The maker has the first one.
 """
 
 import os
@@ -32,7 +32,7 @@ _HEADER = struct.Struct("<QQ")
 
 
 class NamelessFile:
-    """A new, empty file in `directory`, a `SpillFile`. `disk` is asked before it is opened, and before each write."""
+    """A new, empty `SpillFile` in `directory`. `disk` is called before it is opened, and before each write."""
 
     def __init__(self, directory: Path, disk: DiskHook = no_faults) -> None:
         self._directory = directory
@@ -41,32 +41,32 @@ class NamelessFile:
             self._file = tempfile.TemporaryFile("w+b", buffering=0, dir=directory)  # noqa: SIM115 - closed by `close`
 
     def write_at(self, data: memoryview, offset: int) -> int:
-        """Write some of `data`; returns how many bytes."""
+        """Write some of `data`, and return how many bytes."""
         with local_disk(self._directory, "write", self._disk, full_hint=_FULL_HINT):
             return os.pwrite(self._file.fileno(), data, offset)
 
     def read_at(self, size_bytes: int, offset: int) -> bytes:
-        """At most so many bytes; none at the end of the file."""
+        """Read at most so many bytes; none at the end of the file."""
         with local_disk(self._directory, full_hint=_FULL_HINT):
             return os.pread(self._file.fileno(), size_bytes, offset)
 
     def cut(self, size_bytes: int) -> None:
-        """Drop what lies behind."""
+        """Truncate the file to this length."""
         with local_disk(self._directory, full_hint=_FULL_HINT):
             self._file.truncate(size_bytes)
 
     def size_bytes(self) -> int:
-        """The file's length."""
+        """Return the file's length."""
         with local_disk(self._directory, full_hint=_FULL_HINT):
             return os.fstat(self._file.fileno()).st_size
 
     def close(self) -> None:
-        """Close it, which frees its space. Idempotent."""
+        """Close the file, which frees its space. Idempotent."""
         self._file.close()
 
 
 class SpillSegment:
-    """Appended to by one thread, read by any. `end_offset` is where the next frame goes."""
+    """A segment. One thread appends, any may read. `end_offset` is that of the next frame."""
 
     def __init__(self, directory: Path, open_file: OpenSpillFile = NamelessFile) -> None:
         self._directory = directory
@@ -88,14 +88,14 @@ class SpillSegment:
         self.end_offset += _HEADER.size + data.nbytes
 
     def seal(self) -> None:
-        """No more frames. Raises Corrupt if the file is not as long as what was appended."""
+        """Refuse further frames. Raises Corrupt if the file does not have the length of the appended frames."""
         self.is_sealed = True
         size_bytes = self._file.size_bytes()
         if size_bytes != self.end_offset:
             raise self._corrupt("its length differs", size_bytes)
 
     def read(self, offset: int) -> tuple[memoryview, int]:
-        """The frame at `offset`, verified, and where the next begins. Raises Corrupt, StoreUnavailable, ClosedError."""
+        """Return the verified frame at `offset`, and the next offset. Raises Corrupt, StoreUnavailable, ClosedError."""
         self._check_open()
         length, checksum = _HEADER.unpack(self._read(_HEADER.size, offset))
         next_offset = offset + _HEADER.size + length
@@ -114,7 +114,7 @@ class SpillSegment:
         return self
 
     def release(self) -> None:
-        """Give a reference back; the last one frees the space."""
+        """Release a reference; the last one frees the space."""
         with self._lock:
             self._references -= 1
             if self._references == 0:
@@ -146,13 +146,14 @@ class SpillSegment:
             path=str(self._directory),
             offset=offset,
             end_offset=self.end_offset,
-            hint="The local disk or its memory is failing: check it, then recover again; the log itself is unharmed",
+            hint="Check the local disk and this machine's memory, then recover again; the log itself is unharmed",
         )
 
 
 class SpillDirectories:
-    """Where segments are begun: in one directory after the other. Raises ConfigError unless there is one, and each can
-    be written to.
+    """Begins segments, in the directories in turn.
+
+    Raises ConfigError if there is no directory, or one that cannot be written to.
     """
 
     def __init__(self, directories: tuple[Path, ...], open_file: OpenSpillFile = NamelessFile) -> None:
@@ -161,7 +162,7 @@ class SpillDirectories:
         for directory in directories:
             if not (directory.is_dir() and os.access(directory, os.W_OK | os.X_OK)):
                 raise ConfigError(
-                    "a spill directory is not there, or cannot be written to",
+                    "a spill directory is missing, or cannot be written to",
                     path=str(directory),
                     hint="Make it, or name another in spill_directories",
                 )
@@ -169,8 +170,9 @@ class SpillDirectories:
         self._open_file = open_file
 
     def begin(self, data: memoryview) -> SpillSegment:
-        """Begin a segment with this frame; a full directory passes it on to the next. Raises StorageFull if all are
-        full, StoreUnavailable.
+        """Begin a segment with this frame in the next directory that is not full.
+
+        Raises StorageFull if all are full, StoreUnavailable.
         """
         full: StorageFull | None = None
         for _ in range(len(self._directories)):

@@ -1,16 +1,16 @@
 """`SpillQueue`: a FIFO queue between two threads, in memory up to a budget and on disk above it.
 
-One thread puts, another takes. What was taken counts as memory until the next take: then it counts as applied.
+One thread puts, another takes. A frame that was taken counts as memory until the next take; then it counts as applied.
 
 Invariants:
 - Order: memory is always older than disk. While a frame is on disk, new ones go to disk, too.
-- Memory: frames queued and the one that was taken last never exceed `memory_bytes` together; but a single frame that
-  is larger passes alone.
+- Memory: the queued frames and the one that was taken last never exceed `memory_bytes` together. A single larger frame
+  passes alone.
 - `put` never waits for the consumer; `offer` never spills.
 - Segments are sealed at `segment_bytes`, rotate over the directories, and are released when their last frame was taken
   and no view holds them. When the queue fails or is closed, everything is released immediately.
-- Each segment is an open file. So with every 32 of them the next ones are twice as large, and where the process
-  may open no more files, the last one grows on.
+- Each segment is an open file. So with every 32 of them the next ones are twice as large. If the process may open no
+  more files, the last one grows instead.
 """
 
 from collections import deque
@@ -30,7 +30,7 @@ _FEW_SEGMENTS = 32
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SpillStatistics:
-    """A queue in numbers: bytes in memory now and at most, bytes on disk now, and what was ever spilled."""
+    """A queue in numbers: bytes in memory, their peak, bytes on disk, and all bytes and segments ever spilled."""
 
     memory_bytes: int
     peak_memory_bytes: int
@@ -40,7 +40,7 @@ class SpillStatistics:
 
 
 class SpillQueue:
-    """See the module. Raises ConfigError for directories that cannot be used."""
+    """A FIFO queue between two threads. Raises ConfigError for unusable directories."""
 
     def __init__(
         self,
@@ -53,7 +53,7 @@ class SpillQueue:
         self._memory_bytes = memory_bytes
         self._segment_bytes = segment_bytes
         self._directories = SpillDirectories(directories, open_file or NamelessFile)
-        # One lock, held during I/O as well: a frame is small, and no file can be closed while it is written.
+        # One lock, also held during I/O: a frame is small, and no file can be closed while it is written.
         self._changed = Condition()
         self._memory: deque[memoryview] = deque()
         self._disk: deque[SpillSegment] = deque()
@@ -67,7 +67,7 @@ class SpillQueue:
         self._is_closed = False
         self._error: BaseException | None = None
 
-    # ---- the putting side
+    # ---- the producer
 
     def put(self, data: memoryview) -> None:
         """Add a frame, on disk if memory is full. Raises StorageFull, StoreUnavailable, ClosedError."""
@@ -80,7 +80,7 @@ class SpillQueue:
             self._changed.notify_all()
 
     def offer(self, data: memoryview, timeout_s: float) -> bool:
-        """Add a frame to memory; False if there was no room for so long. Raises ClosedError."""
+        """Add a frame to memory. Return False if there was no room in time. Raises ClosedError."""
         with self._changed:
             has_room = self._changed.wait_for(lambda: self._is_closed or self._has_room(data), timeout_s)
             self._check_open()
@@ -90,7 +90,7 @@ class SpillQueue:
         return has_room
 
     def end(self) -> None:
-        """Nothing more will come."""
+        """Mark the end: nothing more will be put."""
         with self._changed:
             self._has_ended = True
             if self._disk and not self._disk[-1].is_sealed:
@@ -103,18 +103,19 @@ class SpillQueue:
             self._error = error
             self._let_go()
 
-    # ---- the taking side
+    # ---- the consumer
 
     def take(self, timeout_s: float | None = None) -> memoryview | None:
-        """The oldest frame; None if nothing is left, or nothing came in time. A read that fails may be tried again.
-        Raises the error of the putting side, Corrupt, StoreUnavailable, ClosedError.
+        """Return the oldest frame; None at the end, or if nothing was put in time. A failed read can be repeated.
+
+        Raises the error of the producer, Corrupt, StoreUnavailable, ClosedError.
         """
         with self._changed:
             if self._in_hand is not None:
                 self._used_bytes -= self._in_hand.nbytes
                 self._in_hand = None
                 self._changed.notify_all()
-            self._changed.wait_for(lambda: self._has_frame or self._is_settled, timeout_s)
+            self._changed.wait_for(lambda: self._has_frame or self._is_over, timeout_s)
             self._check_open()
             if self._error is not None:
                 raise self._error
@@ -129,7 +130,7 @@ class SpillQueue:
         return self._in_hand
 
     def view(self) -> "SpillView":
-        """What is not applied yet, as it is now, the frame in hand first; for a checkpoint while draining."""
+        """Return the frames that are not applied yet, the one in hand first, for a checkpoint while draining."""
         with self._changed:
             self._check_open()
             frames = ([] if self._in_hand is None else [self._in_hand]) + list(self._memory)
@@ -138,7 +139,7 @@ class SpillQueue:
 
     @property
     def is_drained(self) -> bool:
-        """Whether everything was put and taken."""
+        """Whether the end was put, and everything was taken."""
         with self._changed:
             return self._has_ended and not self._has_frame
 
@@ -150,7 +151,7 @@ class SpillQueue:
         return self._is_closed
 
     def statistics(self) -> SpillStatistics:
-        """As it is now."""
+        """Return the statistics now."""
         with self._changed:
             return SpillStatistics(
                 memory_bytes=self._used_bytes,
@@ -161,7 +162,7 @@ class SpillQueue:
             )
 
     def close(self) -> None:
-        """Release everything. Idempotent. A view keeps what it holds."""
+        """Release everything, except for the segments that a view holds. Idempotent."""
         with self._changed:
             self._is_closed = True
             self._let_go()
@@ -173,7 +174,7 @@ class SpillQueue:
         return bool(self._memory or self._disk)
 
     @property
-    def _is_settled(self) -> bool:
+    def _is_over(self) -> bool:
         return self._has_ended or self._is_closed or self._error is not None
 
     def _has_room(self, data: memoryview) -> bool:
@@ -190,7 +191,7 @@ class SpillQueue:
         self._peak_bytes = max(self._peak_bytes, self._used_bytes)
 
     def _spill(self, data: memoryview) -> None:
-        """Append to the last segment, or to a new one; a full directory passes the frame on to the next."""
+        """Append to the last segment, or to a new one if it is full or its directory is."""
         last = self._disk[-1] if self._disk else None
         if last is None:
             self._spill_to_new(data)
@@ -221,14 +222,14 @@ class SpillQueue:
         self._segments += 1
 
     def _take_up(self) -> None:
-        """Have the oldest frame in hand before it is left out: who is interrupted gets it twice, and misses nothing."""
+        """Take the oldest frame in hand before removing it: after an interrupt it is taken again, and never lost."""
         if self._memory:
             self._in_hand = self._memory[0]
             self._memory.popleft()
             return
         oldest = self._disk[0]
         data, next_offset = oldest.read(self._next_offset)
-        self._in_hand, self._used_bytes = data, self._used_bytes + data.nbytes  # At once: what was taken is put down.
+        self._in_hand, self._used_bytes = data, self._used_bytes + data.nbytes  # So that an interrupt counts it.
         self._peak_bytes = max(self._peak_bytes, self._used_bytes)
         if next_offset < oldest.end_offset:
             self._next_offset = next_offset
@@ -250,7 +251,7 @@ class SpillQueue:
 
 
 class SpillView(Closing):
-    """Frames of a queue at one moment, oldest first. Holds its segments until it is closed, whatever the queue does."""
+    """The frames of a queue at one moment, oldest first. Holds their segments until it is closed."""
 
     def __init__(self, frames: list[memoryview], held: list[tuple[SpillSegment, int]], next_offset: int) -> None:
         self._frames = frames
@@ -259,7 +260,7 @@ class SpillView(Closing):
         self._is_closed = False
 
     def __iter__(self) -> Iterator[memoryview]:
-        """From the first frame, every time. Raises Corrupt, StoreUnavailable, ClosedError."""
+        """Iterate from the first frame, every time. Raises Corrupt, StoreUnavailable, ClosedError."""
         self._check_open()
         yield from self._frames
         offset = self._next_offset
