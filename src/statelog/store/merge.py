@@ -1,16 +1,15 @@
-"""Reads runs ahead of their user, lane by lane, and merges sorted streams, such as lanes, into one, in bounded memory.
+"""Reads runs ahead, lane by lane, and merges sorted streams, such as lanes, into one, in bounded memory.
 
-A `Lane` reads runs that have no key group in common, one after the other, so that several requests to the store are in
-flight at once, and a row group is decoded while the one before is used. In every step of a merge all streams give the
-changes up to one bound, the lowest end of what is loaded; `merge_tables` merges those. So memory holds about one table
-of each stream, and what is read ahead, also when a single key group is larger than memory.
+A `Lane` reads runs that have no key group in common in sequence. Several requests to the store are in flight at once,
+and a row group is decoded while the one before is used. In every step of a merge all streams yield the changes up to
+one bound, the lowest end of the loaded tables; `merge_tables` merges those. So memory holds about one table of each
+stream, and the read-ahead, even if a single key group is larger than memory.
 
 Invariants:
-- One step merges at most `MOST_BYTES`, however much is loaded, unless single rows exceed that: a column of Arrow's ends
-  at 2 GiB.
-- Begun ahead are only as many jobs, and of as many bytes, as each lane may: a lane that could take what another needs
-  would wait for each of its requests. The job whose result is needed next is begun in any case. Bytes are those of the
-  file; what they decode to is bounded by the number of row groups.
+- One step merges at most `MOST_BYTES`, unless single rows exceed that: an Arrow column is limited to 2 GiB.
+- Each lane has its own limits for jobs and bytes in flight: with a shared limit, one lane could starve another. The job
+  whose result is needed next is begun in any case. Bytes are those of the file; the number of row groups bounds the
+  decoded size.
 """
 
 from bisect import bisect_right
@@ -38,8 +37,9 @@ _Place = tuple[int, Any]
 def merge_streams(
     streams: Sequence[Iterable[pa.Table]], *, drop_deletes: bool, most_bytes: int = MOST_BYTES
 ) -> Iterator[pa.Table]:
-    """Merge streams of sorted tables, oldest stream first, into one. A table of the result is made of at most
-    `most_bytes`, or of one row of each stream.
+    """Merge streams of sorted tables, oldest stream first, into one.
+
+    A table of the result is merged from at most `most_bytes`, or from one row of each stream.
     """
     opened = [_Cursor(iter(stream)) for stream in streams]
     cursors: list[_Cursor] = [cursor for cursor in opened if cursor.filled]
@@ -52,7 +52,7 @@ def merge_streams(
 
 
 def _bound(cursors: Sequence["_Cursor"], most_bytes: int) -> _Place:
-    """Up to where to merge now: the lowest end of what is loaded, or lower, so that it is not too much at once."""
+    """Return the bound of this step: the lowest end of the loaded tables, or lower to stay within `most_bytes`."""
     bound = min(cursor.last for cursor in cursors)
     if sum(cursor.loaded_bytes for cursor in cursors) <= most_bytes:
         return bound
@@ -67,7 +67,7 @@ def _bound(cursors: Sequence["_Cursor"], most_bytes: int) -> _Place:
 
 
 class _Cursor:
-    """What is loaded and not yet given of one stream. Loads the next table when the last one is used up."""
+    """The loaded, not yet merged rest of one stream. Loads the next table when the last one is used up."""
 
     def __init__(self, tables: Iterator[pa.Table]) -> None:
         self._tables = tables
@@ -98,7 +98,7 @@ def _place(table: pa.Table, row: int) -> _Place:
 
 
 def _rows_through(table: pa.Table, bound: _Place) -> int:
-    """How many rows lie at or below `bound`: by key group first, then by bisection of that key group's keys."""
+    """Count the rows at or below `bound`: by key group first, then by bisection of that key group's keys."""
     key_group, key = bound
     start, end = (int(i) for i in np.searchsorted(key_groups_of(table), [key_group, key_group + 1]))
     keys = table.column("key")
@@ -109,14 +109,17 @@ def _rows_through(table: pa.Table, bound: _Place) -> int:
 
 
 class Job(NamedTuple, Generic[T]):
-    """Some work, and about how many bytes its result holds."""
+    """Work, and about how many bytes its result holds."""
 
     size_bytes: int
     work: Callable[[], T]
 
 
 class Prefetch(Iterator[T]):
-    """The results of `jobs`, so many, of so many bytes, begun ahead at most. `wait` gives one, or raises its error."""
+    """The results of `jobs`, at most `most` of them, and `most_bytes`, in flight.
+
+    `wait` returns the result of one, or raises its error.
+    """
 
     def __init__(
         self, jobs: Iterable[Job[T]], start: Start, wait: "Callable[[Future[T]], T]", *, most: int, most_bytes: int = 0
@@ -126,12 +129,12 @@ class Prefetch(Iterator[T]):
         self._wait = wait
         self._most = most
         self._most_bytes = most_bytes
-        self._under_way: deque[tuple[int, Future[T]]] = deque()
+        self._in_flight: deque[tuple[int, Future[T]]] = deque()
         self._begin_ahead()
 
     def __next__(self) -> T:
-        if self._under_way:
-            size_bytes, result = self._under_way.popleft()
+        if self._in_flight:
+            size_bytes, result = self._in_flight.popleft()
             self._most_bytes += size_bytes
         elif self._left:
             result = begin(self._start, self._left.popleft().work)
@@ -141,21 +144,21 @@ class Prefetch(Iterator[T]):
         return self._wait(result)
 
     def close(self) -> "list[Future[T]]":
-        """Begin no more, and drop what is under way, which ends by itself, and is returned. Idempotent."""
+        """Begin no more jobs. Return those in flight, which end by themselves. Idempotent."""
         self._left.clear()
-        dropped = [future for _, future in self._under_way]
-        self._under_way.clear()
+        dropped = [future for _, future in self._in_flight]
+        self._in_flight.clear()
         return dropped
 
     def _begin_ahead(self) -> None:
-        while self._left and len(self._under_way) < self._most and self._left[0].size_bytes <= self._most_bytes:
+        while self._left and len(self._in_flight) < self._most and self._left[0].size_bytes <= self._most_bytes:
             size_bytes, work = self._left.popleft()
             self._most_bytes -= size_bytes
-            self._under_way.append((size_bytes, begin(self._start, work)))
+            self._in_flight.append((size_bytes, begin(self._start, work)))
 
 
 class LanePart(NamedTuple):
-    """Row groups of a run, and the key groups that are wanted of them; None: all."""
+    """Row groups of a run, and the wanted key groups of them; None: all."""
 
     run: RunFile
     row_groups: Sequence[int]
@@ -163,8 +166,10 @@ class LanePart(NamedTuple):
 
 
 class Lane:
-    """Parts of runs, read in their order from now on. Iterating gives the tables of each part, one for each row group,
-    to be used before the next part. They raise CorruptRun, NotFound, StoreUnavailable, and what `wait` does.
+    """Parts of runs, read in their order from now on.
+
+    Iterating yields for each part its tables, one for each row group, to be used before the next part. These raise
+    CorruptRun, NotFound, StoreUnavailable, and the errors of `wait`.
     """
 
     def __init__(
@@ -178,9 +183,9 @@ class Lane:
         most_bytes: int,
         most_row_groups: int,
     ) -> None:
-        """One request reads `most_row_groups`: all of them are decoded before any of them is used, and may have
-        compressed well. Without a `start` nothing is read ahead: a local file answers at once, and another thread for
-        each of its pieces costs more than it hides.
+        """Begin to read. One request reads at most `most_row_groups`, as all of them are decoded before use.
+
+        Without a `start` nothing is read ahead: for a local file a thread costs more than it saves.
         """
         self._handles: list[RunHandles] = []
         self._jobs: list[list[Job[list[pa.Table]]]] = []
@@ -202,7 +207,7 @@ class Lane:
             files.close()
 
     def close(self) -> "list[Future[list[pa.Table]]]":
-        """Read no more. Returns what is under way, which ends by itself, and leaves no file open. Idempotent."""
+        """Read no more. Return the reads in flight, which end by themselves, and leave no file open. Idempotent."""
         dropped = self._ahead.close()
         for files in self._handles:
             files.close()

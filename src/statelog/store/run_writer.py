@@ -1,12 +1,12 @@
 """Writes runs: to a local file, row group by row group, and then whole to the store.
 
-Where sorted changes are cut into several is decided by `schemas.snapshot.run_ref.Cuts`.
+`schemas.snapshot.run_ref.Cuts` decides where sorted changes are cut into several runs.
 
 Invariants:
-- The runs that changes were cut into tile the key groups that were to be covered, whatever rows there are; without rows
-  there is one. After an error no file is left.
-- A writer that is closed before `finish` leaves no file. What `finish` returns was hashed before it went to the disk: a
-  file that the disk harmed is not the one that its hash names.
+- The runs that changes were cut into tile the requested key groups, whatever rows there are; without rows there is one
+  run. After an error no file is left.
+- A writer that is closed before `finish` leaves no file. The hash that `finish` returns was taken before the bytes went
+  to the disk: a file that the disk damaged does not match it.
 - Changes that are not strictly ascending by (key group, key) are refused: a run out of order would hide changes.
 """
 
@@ -45,14 +45,14 @@ from statelog.store.port import Store
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WrittenRun:
-    """A finished run on the local disk, and as its manifest will know it: by the name of the local file."""
+    """A finished run on the local disk, and its entry for a manifest, named after the local file."""
 
     local: Path
     file: RunFile
 
 
 class _HashedFile(io.FileIO):
-    """A new file that hashes what is written to it: all of it, and by the stretch, each of which `cut` ends."""
+    """A new file that hashes the bytes written to it: all of them, and each stretch, which `cut` ends."""
 
     def __init__(self, local: Path) -> None:
         super().__init__(local, "wb")
@@ -77,8 +77,9 @@ class _HashedFile(io.FileIO):
 
 
 class RunWriter(Closing):
-    """Writes one run to a local file, row group by row group; memory stays at about two row groups. Leaving its context
-    without `finish` removes the file.
+    """Writes one run to a local file, row group by row group, with about two row groups in memory.
+
+    Leaving its context without `finish` removes the file.
     """
 
     def __init__(
@@ -98,7 +99,7 @@ class RunWriter(Closing):
         self._last: pa.Table | None = None
         self._pending_bytes = 0
         self._open = True
-        # No writer is returned that could be closed.
+        # After an error there is no writer that the caller could close.
         with undone_by_errors(local.unlink, missing_ok=True), local_disk(local, "open", disk):
             self._sink = _HashedFile(local)
             with undone_by_errors(self._sink.close):
@@ -114,12 +115,13 @@ class RunWriter(Closing):
 
     @property
     def size_bytes(self) -> int:
-        """About how large the file will be: what is written, and what waits in memory."""
+        """About how large the file will be: the bytes written, and those buffered."""
         return self._sink.size_bytes + self._pending_bytes
 
     def append(self, table: pa.Table) -> None:
-        """Add changes that come after all earlier ones by (key group, key). Raises CorruptRun if they do not, and for
-        the local disk StorageFull, StoreUnavailable.
+        """Add changes that come after all earlier ones by (key group, key).
+
+        Raises CorruptRun if they do not, and for the local disk StorageFull, StoreUnavailable.
         """
         if not table.schema.equals(self._schema):
             raise self._broken("a table of another schema", got=str(table.schema), expected=str(self._schema))
@@ -135,7 +137,7 @@ class RunWriter(Closing):
             self._write(row_group)
 
     def finish(self) -> WrittenRun:
-        """Complete the file, and return its facts. The file is now the caller's."""
+        """Complete the file, which then belongs to the caller, and describe it."""
         for row_group in self._packer.finish():
             self._write(row_group)
         with local_disk(self._local, "finish", self._disk):
@@ -154,11 +156,11 @@ class RunWriter(Closing):
         return WrittenRun(local=self._local, file=run)
 
     def close(self) -> None:
-        """Abort, unless `finish` was reached: the file is removed."""
+        """Remove the file, unless `finish` returned it."""
         if not self._open:
             return
         self._open = False
-        # The file goes away, so it does not matter whether its last bytes could still be written.
+        # The file is removed, so a failure to write its last bytes does not matter.
         with suppress(OSError):
             self._file.close()
         with suppress(OSError):
@@ -173,12 +175,12 @@ class RunWriter(Closing):
         self._pending_bytes -= table.nbytes
 
     def _broken(self, message: str, **facts: Fact) -> CorruptRun:
-        hint = "This is a defect of the program that merged; nothing was published"
+        hint = "Report this: it is a defect of the program that merged. Nothing was published"
         return CorruptRun(message, hint=hint, path=str(self._local), **facts)
 
 
 def upload_run(store: Store, written: WrittenRun) -> RunFile:
-    """Put a finished run under its name; the local file goes in any case. Raises StoreUnavailable, StorageFull."""
+    """Upload a finished run, and remove the local file in any case. Raises StoreUnavailable, StorageFull."""
     try:
         store.upload(written.local, written.file.path)
     finally:
@@ -189,8 +191,9 @@ def upload_run(store: Store, written: WrittenRun) -> RunFile:
 def write_cut(
     tables: Iterable[pa.Table], new_writer: Callable[[], RunWriter], cuts: Cuts, key_groups: range
 ) -> list[tuple[range, WrittenRun]]:
-    """Write sorted tables, whose rows lie within `key_groups`, as one run or as several where they are cut, each with
-    the key groups that it covers. Raises CorruptRun, StorageFull, StoreUnavailable.
+    """Write sorted tables with rows of `key_groups` as one or, where they are cut, several runs.
+
+    Returns each with the key groups that it covers. Raises CorruptRun, StorageFull, StoreUnavailable.
     """
     cut = _CutRuns(new_writer, cuts, key_groups.start)
     with undone_by_errors(cut.abort):
@@ -200,7 +203,7 @@ def write_cut(
 
 
 class _CutRuns:
-    """The run that is being written, and those before it."""
+    """The run that is being written, and the finished ones before it."""
 
     def __init__(self, new_writer: Callable[[], RunWriter], cuts: Cuts, first_key_group: int) -> None:
         self._new_writer = new_writer
