@@ -1,9 +1,9 @@
 """Translates failures of the operating system, of fsspec and of the cloud clients below it into statelog's errors.
 
-It reads codes and attributes only, so that no client library has to be imported.
+Only codes and attributes are read, so no client library has to be imported.
 
-Invariant: only an answer that says "this file is not there" becomes NotFound. A missing bucket or a refused login is
-StoreRefused, a silence is StoreUnavailable, because a decision taken on it as on an absence could delete live files.
+Invariant: only an answer that says that this file does not exist becomes NotFound. A missing bucket or a refused login
+is StoreRefused, no answer is StoreUnavailable: a caller that took these for an absence could delete live files.
 """
 
 import errno
@@ -25,65 +25,66 @@ _BROKEN_NAMES = frozenset({"ConnectionError", "ChunkedEncodingError"})
 _DENIED_NAMES = frozenset(
     {"NoCredentialsError", "PartialCredentialsError", "RefreshError", "ClientAuthenticationError"}
 )
-_DENIED_HINT = "Check the credentials in the storage options, and what they may do on this path"
+_DENIED_HINT = "Check the credentials in the storage options, and their rights on this path"
 _LOCAL_HINT = (
-    "Check which user this is, and the rights of the log's directory: a log that several users share is made with the "
-    "storage option directory_mode=2770, or given to their group with chmod -R g+rwXs"
+    "Check which user this is, and the rights of the log's directory. To share a log, create it with the storage "
+    "option directory_mode=2770, or give it to the users' group with chmod -R g+rwXs"
 )
 _NO_PLACE_HINT = "Create the bucket or container, or correct the root URL; statelog never creates one"
 OURS = (StatelogError, TypeError, AttributeError, AssertionError, MemoryError)
-"""Errors of ours already, and of the program."""
+"""Errors that are not translated: statelog's own, and defects of the program."""
 
 T = TypeVar("T")
 
 
 class _Answer(NamedTuple):
-    """The code and HTTP status that a cloud store answered with; '' and 0 where there are none."""
+    """The code and HTTP status of a cloud store's answer; '' and 0 without one."""
 
     code: str
     status: int
 
 
 def _answer(error: BaseException) -> _Answer:
-    """Look through an exception and its causes for what the store itself said."""
-    seen: BaseException | None = error
+    """Find the store's own answer in an exception and its causes."""
+    cause: BaseException | None = error
     for _ in range(4):
-        if seen is None:
+        if cause is None:
             break
-        response = getattr(seen, "response", None)
+        response = getattr(cause, "response", None)
         if isinstance(response, Mapping):
             parts = cast("Mapping[str, Mapping[str, object]]", response)
             status = parts.get("ResponseMetadata", {}).get("HTTPStatusCode", 0)
             return _Answer(str(parts.get("Error", {}).get("Code", "")), status if isinstance(status, int) else 0)
-        code = getattr(seen, "error_code", "") or ""
+        code = getattr(cause, "error_code", "") or ""
         code = getattr(code, "value", code)  # Azure's are members of an enumeration.
         for name in ("status_code", "status", "code"):
-            status = getattr(seen, name, None)
+            status = getattr(cause, name, None)
             if isinstance(status, int):
                 return _Answer(str(code), status)
-        seen = seen.__cause__
+        cause = cause.__cause__
     return _Answer("", 0)
 
 
 def is_taken(error: BaseException) -> bool:
-    """Whether a conditional create was refused because the file is there."""
+    """Return whether a conditional create was refused because the file exists."""
     return isinstance(error, FileExistsError) or _answer(error).status == 412
 
 
 def is_conflict(error: BaseException) -> bool:
-    """Whether two conditional creates met: nothing is known yet, ask again."""
+    """Return whether two conditional creates collided, so that the outcome is unknown and the caller must retry."""
     answer = _answer(error)
     return answer.status == 409 or answer.code in _CONFLICT_CODES
 
 
 def is_missing(error: BaseException) -> bool:
-    """Whether the store says that this file (not the place that holds it) is not there."""
+    """Return whether the store says that this file (not its bucket or container) does not exist."""
     return isinstance(error, FileNotFoundError) and _answer(error).code not in _NO_PLACE_CODES
 
 
 def is_transient(error: BaseException) -> bool:
-    """Whether the same call may well succeed at once: the store says so, or a connection broke. Not a timeout, which
-    took its time already, nor a connection that broke below a client that repeats by itself.
+    """Return whether the same call may succeed at once: the store says so, or a connection broke.
+
+    Timeouts do not count, as they took long already. Errors that the client has retried do not, either.
     """
     if isinstance(error, ConnectionError):
         return True
@@ -107,17 +108,18 @@ def _kind_and_hint(error: Exception, answer: _Answer, url: str) -> tuple[type[St
 
 
 def translate(error: Exception, *, action: str, url: str, path: str, reading: bool) -> StatelogError:
-    """The error of ours for a call that tried to `action` the file `path` of `url`. Only one that is `reading` can find
-    a file missing; a write that finds nothing has lost its place.
+    """Return statelog's error for a call that tried to `action` the file `path` of `url`.
+
+    Only a call that is `reading` becomes NotFound; for a write, the bucket or directory is missing.
     """
     if reading and is_missing(error):
         return NotFound(f"There is no {path}", store=url, path=path)
     answer = _answer(error)
     number = getattr(error, "errno", None)
     if isinstance(error, FileNotFoundError) and number is None and not answer.code and url.startswith("gs:"):
-        # gcsfs does not say so: nothing else is missing to a write, but for a local file, which has a number.
+        # gcsfs gives no code. A write can only miss the bucket, or a local file, whose error has an errno.
         answer = _Answer("NoSuchBucket", answer.status)
-    # Azure's texts go on with the answer's headers and its XML.
+    # Azure's texts continue with the answer's headers and its XML.
     reason = mask_url(f"{type(error).__name__}: {(str(error).strip() or '-').splitlines()[0]}")
     code = answer.code or (errno.errorcode.get(number, "") if isinstance(number, int) else "")
     kind, hint = _kind_and_hint(error, answer, url)
@@ -126,15 +128,15 @@ def translate(error: Exception, *, action: str, url: str, path: str, reading: bo
 
 
 REPEAT_DELAYS_S = (0.1, 0.3, 1.0, 3.0)
-"""The pause before each repeat. A store that is away for longer is the caller's to wait for."""
+"""The pause before each retry. Callers have to wait for a longer outage themselves."""
 
 
 def repeated(call: Callable[[], T], sleep: Callable[[float], None] = time.sleep) -> T:
-    """What `call` returns or raises in the end, made again a few times where it failed for a moment by its own word.
+    """Return the result of `call`, after a few retries if it fails with a transient error.
 
-    A store of many machines answers 500 or 503 now and then, and a merge of a large state, which makes tens of
-    thousands of requests, would hardly ever end if each of these ended it. All calls of the port may be made twice: a
-    create that then finds its own file says AlreadyExists, which its caller compares.
+    Distributed stores answer 500 or 503 now and then, and merging a large state takes tens of thousands of requests.
+    All calls of the port may be repeated: a create that finds its own file raises AlreadyExists, and its caller
+    compares the content.
     """
     for delay_s in REPEAT_DELAYS_S:
         try:

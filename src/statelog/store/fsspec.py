@@ -1,10 +1,12 @@
 """The store port on any fsspec file system, and the factory that picks an implementation for a root URL.
 
-Owns the client's settings, the exclusive create by a conditional write, and the repeats of what failed for a moment.
-Never asks `exists()`, never renames, never streams into a published name.
+Owns the client's settings, the exclusive create by a conditional write, and the retries after transient errors.
+Never calls `exists()`, never renames, never streams into a published name.
 
-Invariants: the file system is made in the process that uses it, once per process (a client does not survive a
-fork); a listing comes from the store, whole, or is an error; no secret is in `repr` or in an error.
+Invariants:
+- The file system is made in the process that uses it, once per process: a client does not survive a fork.
+- A listing comes from the store and is complete, or is an error.
+- No secret is in `repr` or in an error.
 """
 
 import logging
@@ -40,13 +42,13 @@ from statelog.store.url import (
 )
 
 Connect = Callable[[], tuple[AbstractFileSystem, str]]
-"""Makes a fresh file system, and tells the path of the log's directory on it."""
+"""Makes a new file system. Returns it, and the path of the log's directory on it."""
 
 T = TypeVar("T")
 
 _MODIFIED_KEYS = ("LastModified", "last_modified", "mtime", "updated", "modified", "modificationTime", "created")
 _CREATE_TRIES = 4
-# It logs the traceback of each failure that it also raises, which goes to stderr where nobody listens to its logger.
+# gcsfs logs the traceback of each failure that it also raises; without a handler that goes to stderr.
 logging.getLogger("gcsfs").addHandler(logging.NullHandler())
 _PACKAGES = {"s3": "statelog[s3]", "gs": "statelog[gcs]", "abfs": "statelog[azure]", "webhdfs": "statelog[hdfs]"}
 # fsspec's memory file system checks and writes in two steps and is shared by the whole process.
@@ -62,7 +64,7 @@ class _Client(NamedTuple):
 
 
 def open_store(root_url: str, log: str, storage_options: Mapping[str, object] | None = None) -> Store:
-    """The store of one log below a root URL. Does no I/O: call `check()` to prove that it is safe and reachable.
+    """Return the store of one log below a root URL, without I/O. `check()` proves that it is safe and reachable.
 
     Raises ConfigError for a URL or options that are not allowed, or if the package for the protocol is missing.
     """
@@ -75,12 +77,12 @@ def open_store(root_url: str, log: str, storage_options: Mapping[str, object] | 
         fsspec.get_filesystem_class(root.protocol)
     except (ImportError, ValueError) as error:
         package = _PACKAGES.get(root.protocol, "fsspec")
-        raise ConfigError(f"Nothing here can open {root.protocol}:// URLs", hint=f"Install {package}") from error
+        raise ConfigError(f"No installed package opens {root.protocol}:// URLs", hint=f"Install {package}") from error
     return FsspecStore(root, log, options)
 
 
 def _from_home(root_url: str) -> str:
-    """The path of a root that begins at a home directory, which no shell expands in a file or a variable."""
+    """Expand a root that begins at a home directory, as no shell does it in a file or a variable."""
     if not root_url.startswith("~"):
         return root_url
     try:
@@ -91,11 +93,11 @@ def _from_home(root_url: str) -> str:
 
 
 def client_options(protocol: str, given: Mapping[str, object]) -> dict[str, object]:
-    """The options of the file system: the caller's, our timeouts where it names none, and what it may not choose."""
+    """Return the options of the file system: the caller's, our timeouts as defaults, and those that are fixed."""
     options: dict[str, object] = {}
     if protocol == "s3":
-        # s3fs repeats timeouts and broken connections by itself, and we repeat 500, 502, 503 and 504: botocore's own
-        # repeats would multiply with both.
+        # s3fs retries timeouts and broken connections, and we retry 500, 502, 503 and 504: botocore's own retries
+        # would multiply with both.
         ours = {"connect_timeout": 10, "read_timeout": 30, "retries": {"total_max_attempts": 1, "mode": "standard"}}
         theirs = given.get("config_kwargs", {})
         options["config_kwargs"] = {**ours, **theirs} if isinstance(theirs, Mapping) else theirs
@@ -119,7 +121,7 @@ class FsspecStore(Store):
         connect: Connect | None = None,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
-        """`connect` stands in for the file system that the URL names; `sleep` pauses before a repeat."""
+        """Make a store. `connect` replaces the file system that the URL names; `sleep` pauses before a retry."""
         self._root = root
         self._log = log
         self._url = log_url(root, log)
@@ -134,7 +136,7 @@ class FsspecStore(Store):
         return f"FsspecStore({self._url!r}, storage_options={mask_options(self._options)!r})"
 
     def __reduce__(self) -> tuple[object, tuple[object, ...]]:
-        # The receiving process connects by itself: a client can be neither pickled nor shared.
+        # The receiving process connects again: a client can be neither pickled nor shared.
         return FsspecStore, (self._root, self._log, self._options)
 
     @property
@@ -143,12 +145,12 @@ class FsspecStore(Store):
         return self._url
 
     def put(self, path: str, data: bytes) -> None:
-        """Replace a file by one write of the whole of it."""
+        """Replace a file with a single write."""
         full = self._full(check_path(path))
         self._ask("write", path, lambda: self._fs.pipe_file(full, data))
 
     def upload(self, local: Path, path: str) -> None:
-        """Copy a local file here; it shows only when it is whole."""
+        """Copy a local file here. It appears whole or not at all."""
         full = self._full(check_path(path))
         if self._in_memory:
             self._ask("upload", path, lambda: self._fs.pipe_file(full, local.read_bytes()))
@@ -166,7 +168,7 @@ class FsspecStore(Store):
                 self._ask("download", path, lambda: self._fs.get_file(source, str(temporary)), reading=True)
             except NotFound:
                 with self._guard("make a local copy of", path, reading=False):
-                    temporary.parent.stat()  # Clients tell of a place to copy to that goes as of a missing file.
+                    temporary.parent.stat()  # Clients report a removed target directory as a missing file.
                 raise
             with self._guard("make a local copy of", path, reading=False):
                 temporary.replace(local)
@@ -174,21 +176,21 @@ class FsspecStore(Store):
             temporary.unlink(missing_ok=True)
 
     def open(self, path: str) -> AbstractContextManager[BinaryIO]:
-        """A reader of ranges, without a buffer: each read is one request, and opening is none."""
+        """Return an unbuffered reader of ranges: each read is one request, and opening is none."""
         full = self._full(check_path(path))
 
         def fetch(start: int, end: int | None) -> bytes:
             try:
                 return self._ask("read", path, lambda: self._range(full, start, end), reading=True)
             except (StoreUnavailable, StoreRefused):
-                if start < self._size_bytes(path):  # Stores refuse a range that begins behind the end.
+                if start < self._size_bytes(path):  # Stores refuse a range that begins past the end.
                     raise
                 return b""
 
         return cast("AbstractContextManager[BinaryIO]", RangeReader(fetch, lambda: self._size_bytes(path)))
 
     def siblings(self) -> Sequence[str]:
-        """The names of the directories in the root, with one request, or one per page."""
+        """Return the names of the directories in the root, with one request, or one per page."""
         root = self._connected().base.rpartition("/")[0]
         with self._guard("list", "..", reading=False):
             try:
@@ -201,7 +203,7 @@ class FsspecStore(Store):
         return [name.rpartition("/")[2] for name in names if name != root]
 
     def now_s(self) -> float:
-        """What the store stamps on a small object written now, some in whole seconds. Three small requests."""
+        """Return the time that the store stamps on a small object, on some stores in whole seconds. Three requests."""
         path = temporary_name(f"clock-{uuid4().hex}")
         full = self._full(path)
         self._ask("ask the time of", path, lambda: self._fs.pipe_file(full, b"t"))
@@ -210,14 +212,14 @@ class FsspecStore(Store):
         finally:
             self._delete(path)
 
-    # ---- below here: paths that may be temporary
+    # ---- internals, whose paths may be temporary
 
     @property
     def _fs(self) -> AbstractFileSystem:
         return self._connected().fs
 
     def _connected(self) -> _Client:
-        """This process's client. Two threads may make one each at first; either serves."""
+        """Return this process's client. At first, two threads may make one each; either works."""
         made = self._made
         if made is None or made.pid != os.getpid():
             with self._guard("connect to", "the store", reading=False):
@@ -229,24 +231,24 @@ class FsspecStore(Store):
         options = client_options(self._root.protocol, read_secrets(self._options, secret_of))
         try:
             if self._root.protocol == "webhdfs":
-                from statelog.store.webhdfs import WebHdfs  # It needs requests: an extra of its own
+                from statelog.store.webhdfs import WebHdfs  # It needs requests, from an extra.
 
                 place = urlsplit(self._url)
                 user = {"user": place.username} if place.username else {}
                 return WebHdfs(host=place.hostname, port=place.port, **{**user, **options}), place.path or "/"
             if self._root.protocol == "gs":
-                # By default gcsfs asks a second service, by gRPC, what kind each bucket is, waits for it for minutes
-                # where only the first can be reached, and does not survive a fork.
+                # By default gcsfs asks a second service, by gRPC, for the kind of each bucket. That takes minutes if
+                # the service is unreachable, and does not survive a fork.
                 from gcsfs.core import GCSFileSystem
 
                 return GCSFileSystem(**options), self._url.removeprefix("gs://")
             fs, base = fsspec.url_to_fs(self._url, **options)
             if self._root.protocol == "s3":
-                # It looks at most of its options only now, and would do so inside the first request.
+                # s3fs checks most of its options only here; else in the first request.
                 cast("Any", fs).connect()
         except (AttributeError, KeyError, TypeError, ValueError) as error:
             text = repr(error) if isinstance(error, KeyError) else str(error)
-            hint = "Check their names, and that each is of the kind that the file system's package takes"
+            hint = "Check their names, and that each has the type that the file system's package takes"
             raise ConfigError(
                 f"The storage options do not fit: {mask_text(text)}", hint=hint, store=self._url
             ) from None
@@ -263,7 +265,7 @@ class FsspecStore(Store):
         return f"{self._connected().base}/{path}"
 
     def _ask(self, action: str, path: str, call: Callable[[], T], *, reading: bool = False) -> T:
-        """What one call of the file system returns, repeated where it failed for a moment; its errors are ours."""
+        """Return the result of one call of the file system, with retries. Translate its errors."""
         with self._guard(action, path, reading=reading):
             return self._repeated(call)
 
@@ -271,7 +273,7 @@ class FsspecStore(Store):
         return repeated(call, self._sleep)
 
     def _create(self, path: str, data: bytes) -> None:
-        """One conditional write; two that met at the store are told apart by looking, and tried again."""
+        """Write conditionally. After a collision with another create, read the file, and try again if there is none."""
         with self._guard("create", path, reading=False), self._lock:
             for tries_left in reversed(range(_CREATE_TRIES)):
                 try:
@@ -292,7 +294,7 @@ class FsspecStore(Store):
         return True
 
     def _read(self, path: str) -> bytes:
-        # Of a whole file S3's client first asks the size, to read what is large in parts side by side.
+        # By default s3fs first asks for the size of a whole file, to read a large one in concurrent parts.
         alone = {"max_concurrency": 1} if self._root.protocol == "s3" else {}
         return self._ask("read", path, lambda: self._fs.cat_file(self._full(path), **alone), reading=True)
 
@@ -307,7 +309,7 @@ class FsspecStore(Store):
         self._ask("delete", path, remove)
 
     def _files(self, prefix: str) -> Sequence[FileInfo]:
-        """With one request, or one per page; of stores other than S3 one per directory."""
+        """List files with one request per page on S3, elsewhere with one per directory and page."""
         base = self._connected().base
         with self._guard("list", prefix, reading=False):
             if self._root.protocol == "s3":
@@ -318,7 +320,7 @@ class FsspecStore(Store):
         return [info for info in infos if info.path.startswith(prefix)]
 
     def _below(self, base: str, prefix: str) -> Sequence[dict[str, object]]:
-        """All that S3 has below a prefix, which knows no directories; it raises what it could not list."""
+        """Return all files that S3, which has no directories, has below a prefix; complete, or an error."""
         root, _, name = base.rpartition("/")
         found = self._repeated(lambda: self._fs.find(root, prefix=f"{name}/{prefix}", detail=True))
         return [entry for path, entry in found.items() if entry["type"] != "directory" and not path.endswith("/")]
@@ -329,12 +331,12 @@ class FsspecStore(Store):
     def _info(self, base: str, entry: Mapping[str, object]) -> FileInfo:
         name, size = str(entry["name"]), entry["size"]
         if not name.startswith(f"{base}/") or not isinstance(size, int):
-            raise StoreUnavailable("The store lists what is not a file of this log", store=self._url, path=name)
+            raise StoreUnavailable("The store lists a file that is not of this log", store=self._url, path=name)
         return FileInfo(name[len(base) + 1 :], size, _modified_s(entry))
 
 
 def _walk(ls: Callable[[str], Sequence[dict[str, object]]], directory: str) -> list[dict[str, object]]:
-    """All files below a directory. fsspec's own `find` leaves out, silently, what it could not list."""
+    """Return all files below a directory. fsspec's own `find` silently omits directories that it cannot list."""
     files: list[dict[str, object]] = []
     pending = [directory]
     while pending:
@@ -356,7 +358,7 @@ def _walk(ls: Callable[[str], Sequence[dict[str, object]]], directory: str) -> l
 
 
 def _modified_s(entry: Mapping[str, object]) -> float:
-    """The time of the last write in a listing's entry, whatever the file system calls it."""
+    """Return the time of the last write from a listing's entry, whatever the file system calls it."""
     if "modificationTime" in entry:  # HDFS counts milliseconds.
         entry = {**entry, "modificationTime": float(str(entry["modificationTime"])) / 1000}
     value = next((entry[key] for key in _MODIFIED_KEYS if entry.get(key) is not None), None)

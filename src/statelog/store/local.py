@@ -1,12 +1,12 @@
 """The store port on a local or mounted directory.
 
-Owns the durable write: a temporary file in the same directory, fsync, an exclusive hard link (or a rename, where
-replacing is meant), and fsync of the directory. Never follows a symbolic link out of the log's directory to delete.
+Owns the durable write: a temporary file in the same directory, fsync, an exclusive hard link (or a rename, to
+replace), and fsync of the directory. Never follows a symbolic link out of the log's directory to delete.
 
-The rights of the log's directory are those of all that is made below it, whatever the umask and whoever makes it: 0700,
-and so 0600 for files, unless it was made with another mode, or changed since. So users who share a log set nothing.
+Files and directories below the log's directory get its rights, whatever the umask and the user. These are 0700, and so
+0600 for files, unless it was made with another mode, or changed since. So users who share a log need no settings.
 
-Invariant: a call that returned survives a power cut, and no name ever shows a part of a file.
+Invariant: a call that returned survives a power cut, and no name ever shows a partial file.
 """
 
 import errno
@@ -34,7 +34,7 @@ _COPY_BYTES = 4 << 20
 
 
 def _make_directory(directory: Path, mode: int) -> None:
-    """Make it and what is missing above it, each one durable in its parent."""
+    """Make a directory and its missing parents durably."""
     if directory.is_dir():
         return
     _make_directory(directory.parent, mode)
@@ -45,7 +45,7 @@ def _make_directory(directory: Path, mode: int) -> None:
 
 
 def _write_temporary(directory: Path, fill: Callable[[BinaryIO], object], mode: int = 0o600) -> Path:
-    """A finished, synced file under a name that no listing shows. Nothing is left of it if this fails."""
+    """Write and sync a file under a name that no listing shows. A failure leaves no file."""
     temporary = directory / temporary_name(uuid4().hex)
     with undone_by_errors(temporary.unlink, missing_ok=True), open(temporary, "xb", opener=open_private) as file:
         fill(file)
@@ -57,7 +57,7 @@ def _write_temporary(directory: Path, fill: Callable[[BinaryIO], object], mode: 
 
 
 def _replace_durably(target: Path, fill: Callable[[BinaryIO], object], mode: int = 0o600) -> None:
-    """Write `target` whole, replacing an earlier one atomically; it is on disk when this returns. Raises OSError."""
+    """Write `target` durably, atomically replacing an earlier one. Raises OSError."""
     temporary = _write_temporary(target.parent, fill, mode)
     try:
         temporary.replace(target)
@@ -71,7 +71,7 @@ def _link(temporary: Path, target: Path) -> None:
     try:
         os.link(temporary, target)
     except FileExistsError:
-        # A server can repeat a request whose answer was lost: if the name is our file's, this call did it.
+        # A file server can repeat a request whose answer was lost: if the name is our file's, this call made it.
         if not temporary.samefile(target):
             raise
     except OSError as error:
@@ -88,7 +88,7 @@ class LocalStore(Store):
     """One log's directory below a local root. Stateless: safe in threads, after a fork, and to pickle."""
 
     def __init__(self, root: Path, log: str, *, directory_mode: int = 0o700) -> None:
-        """`directory_mode` are the rights of the log's directory, and of what is missing above it, if made here."""
+        """Make a store. `directory_mode`: the rights of the log's directory and its parents, if they are made here."""
         self._root = root
         self._directory_mode = directory_mode
         self._directory = root / check_name("log", log)
@@ -102,7 +102,7 @@ class LocalStore(Store):
         return f"file://{self._directory}"
 
     def check(self) -> None:
-        """As every store, unless the log's directory is a symbolic link (UnsafeStore)."""
+        """Check as every store does. Raises UnsafeStore, too, if the log's directory is a symbolic link."""
         if self._directory.is_symlink():
             raise UnsafeStore(
                 "The log's directory is a symbolic link", hint="Point the root at its target", store=self.url
@@ -114,7 +114,7 @@ class LocalStore(Store):
         self._replace("write", check_path(path), lambda file: file.write(data))
 
     def upload(self, local: Path, path: str) -> None:
-        """Copy a local file here; it is durable before this returns."""
+        """Copy a local file here durably."""
         check_path(path)
         with self._guard("upload", path, reading=False), local.open("rb") as source:
             self._replace("upload", path, lambda file: shutil.copyfileobj(source, file, _COPY_BYTES))
@@ -124,12 +124,12 @@ class LocalStore(Store):
         check_path(path)
         with self._guard("download", path, reading=True):
             source = (self._directory / path).open("rb")
-        # What is missing from here on is the place to copy to, not the file.
+        # From here on, a FileNotFoundError means the target directory, not the file.
         with source, self._guard("make a local copy of", path, reading=False):
             _replace_durably(local, lambda file: shutil.copyfileobj(source, file, _COPY_BYTES))
 
     def open(self, path: str) -> AbstractContextManager[BinaryIO]:
-        """A reader whose reads raise our errors."""
+        """Return a reader whose reads raise statelog's errors."""
         check_path(path)
         with self._guard("open", path, reading=True):
             source = (self._directory / path).open("rb")
@@ -141,15 +141,15 @@ class LocalStore(Store):
         return RangeReader.of(source, ask)
 
     def tidy(self) -> None:
-        """Remove the directories that hold nothing; not through a symbolic link, and never the root."""
+        """Remove empty directories; not through a symbolic link, and never the root."""
         if self._directory.is_symlink():
             return
         for directory, _, _ in os.walk(self._directory, topdown=False):
-            with suppress(OSError):  # Most often that something is in it: perhaps a log that is being made just now.
+            with suppress(OSError):  # It is not empty, perhaps because the log is being created again.
                 Path(directory).rmdir()
 
     def siblings(self) -> Sequence[str]:
-        """The names of the directories in the root."""
+        """Return the names of the directories in the root."""
         with self._guard("list", "..", reading=False):
             try:
                 with os.scandir(self._root) as entries:
@@ -158,12 +158,12 @@ class LocalStore(Store):
                 return []
 
     def free_bytes(self) -> int:
-        """What the file system has left for this user."""
-        with self._guard("ask the room of", ".", reading=True):
+        """Return the bytes that the file system has left for this user."""
+        with self._guard("ask the free space of", ".", reading=True):
             return shutil.disk_usage(self._directory).free
 
     def now_s(self) -> float:
-        """The time of the file system that holds the log: what it stamps on a file written now (three system calls)."""
+        """Return the time that the file system stamps on a file written now. Takes three system calls."""
         with self._guard("ask the time of", ".", reading=False):
             self._make(self._directory)
             probe = _write_temporary(self._directory, lambda file: file.write(b"t"))
@@ -173,14 +173,14 @@ class LocalStore(Store):
                 probe.unlink()
 
     def _make(self, directory: Path) -> int:
-        """Have a directory of the log, or the log's own, and return the rights of the latter. Raises OSError."""
+        """Make a directory of the log if it is missing, and return the rights of the log's own. Raises OSError."""
         _make_directory(self._directory, self._directory_mode)
         mode = stat.S_IMODE(self._directory.stat().st_mode) & 0o2777
         _make_directory(directory, mode)
         return mode
 
     def _create(self, path: str, data: bytes) -> None:
-        """By an exclusive hard link, so that exactly one caller wins."""
+        """Create by an exclusive hard link, so that exactly one caller wins."""
         target = self._directory / path
         with self._guard("create", path, reading=False):
             mode = self._make(target.parent)
@@ -204,10 +204,10 @@ class LocalStore(Store):
             return (self._directory / path).read_bytes()
 
     def _delete(self, path: str) -> None:
-        """Unless a symbolic link leads out of the log's directory."""
+        """Delete a file, unless a symbolic link leads out of the log's directory."""
         target = self._directory / path
         with self._guard("delete", path, reading=False), suppress(FileNotFoundError):
-            # Only the root may be reached through links: below it, one could lead to somebody else's files.
+            # Only the root's own path may contain links: one below it could lead to other users' files.
             if target.parent.resolve(strict=True) != self._root.resolve() / target.parent.relative_to(self._root):
                 raise UnsafeStore("A symbolic link leads out of the log's directory", store=self.url, path=path)
             target.unlink()
@@ -222,7 +222,7 @@ class LocalStore(Store):
 
 
 def _walk(directory: Path) -> list[FileInfo]:
-    """All regular files below a directory; a directory that is not there has none. Raises OSError."""
+    """Return all regular files below a directory; none if it does not exist. Raises OSError."""
     files: list[FileInfo] = []
     pending = [directory]
     while pending:

@@ -1,20 +1,20 @@
-"""The store port: everything that statelog asks of a distributed file system, and what every store does alike.
+"""The store port: everything that statelog needs from a distributed file system, and the common part of all stores.
 
 Three implementations, one contract suite (`tests/contract/test_store_contract.py`):
 `fsspec.FsspecStore` on any fsspec file system, `local.LocalStore`, and `statelog.testing.MemoryStore`, their
 in-memory twin.
 
-Paths are relative to one log's directory, with '/' between parts and no '..'. What every implementation promises:
+Paths are relative to one log's directory, with '/' between parts and no '..'. Every implementation guarantees:
 
-- A file is visible whole or not at all, and only after the call that wrote it returned or was cut off.
-- `put_if_absent` has one winner. A cut-off call may still take effect later: the caller reads the slot and
-  compares what it finds with what it wrote.
+- A file is visible whole or not at all, and only after the call that wrote it returned or was interrupted.
+- `put_if_absent` has one winner. An interrupted call may still take effect later: the caller reads the slot and
+  compares the content with its own.
 - Reads and lists see every write that returned before; nothing is answered from a cache.
-- "Not there" is NotFound, and only that. What could not be asked is StoreUnavailable.
+- NotFound means that the file does not exist, and nothing else. A question without an answer is StoreUnavailable.
 
-Files with temporary names are hidden from listings, prove that the store honours put-if-absent, and are swept once no
-running call can still be waiting for them: nothing names them, so removing one under a call that is still running makes
-that call fail, never lie. So the age limit serves liveness, and safety needs no clock.
+Files with temporary names are hidden from listings, and also serve to prove that the store honours put-if-absent. They
+are swept when they are a day old. Nothing names them: if one is removed while its call still runs, the call fails, and
+never returns a wrong result. So safety needs no clock.
 """
 
 import io
@@ -44,7 +44,7 @@ class FileInfo(NamedTuple):
 
 
 class RangeReader(io.RawIOBase):
-    """A seekable, unbuffered file of which each read fetches a range, to an offset or (None) to the end."""
+    """A seekable, unbuffered file. Each read fetches a range, to an offset or (None) to the end."""
 
     def __init__(
         self,
@@ -60,7 +60,7 @@ class RangeReader(io.RawIOBase):
 
     @classmethod
     def of(cls, file: BinaryIO, ask: Callable[[Callable[[], bytes]], bytes]) -> BinaryIO:
-        """A file, each read of which is made by `ask`. Closing it closes the file."""
+        """Wrap a file, so that `ask` makes each read. Closing the result closes the file."""
 
         def read(start: int, end: int | None) -> bytes:
             file.seek(start)
@@ -73,11 +73,11 @@ class RangeReader(io.RawIOBase):
         return cast("BinaryIO", reader)
 
     def readable(self) -> bool:
-        """True: it only reads."""
+        """Return True."""
         return True
 
     def seekable(self) -> bool:
-        """True: ranges are what it is for."""
+        """Return True."""
         return True
 
     def seek(self, offset: int, whence: int = io.SEEK_SET, /) -> int:
@@ -87,41 +87,43 @@ class RangeReader(io.RawIOBase):
         return self._position
 
     def read(self, size: int = -1, /) -> bytes:
-        """The next bytes, fewer only at the end; without a size all that follow."""
+        """Return the next bytes, fewer only at the end; without a size all that follow."""
         data = self._fetch(self._position, None if size < 0 else self._position + size)
         self._position += len(data)
         return data
 
     def close(self) -> None:
-        """Release what is behind it. Idempotent."""
+        """Release the source. Idempotent."""
         if not self.closed:
             self._release()
         super().close()
 
 
 class Store(ABC):
-    """One log's directory. What is only an implementation's takes any path below it, temporary names included."""
+    """One log's directory. The private methods of implementations accept temporary names, too."""
 
     @property
     @abstractmethod
     def url(self) -> str:
-        """Where it is, for people; secrets are masked."""
+        """The directory's URL, for people; secrets are masked."""
 
     @abstractmethod
     def now_s(self) -> float:
-        """The store's own clock, in seconds since 1970, on the scale of `FileInfo.modified_s`."""
+        """Return the store's own time, in seconds since 1970, comparable with `FileInfo.modified_s`."""
 
     # ---- files
 
     def put_if_absent(self, path: str, data: bytes) -> None:
-        """Create a file, whole and durable, so that exactly one caller wins. `data` is not empty. Raises AlreadyExists
-        (perhaps by this very call, repeated below us), StoreUnavailable (may still take effect), StorageFull.
+        """Create a file, whole and durable, so that exactly one caller wins. `data` is not empty.
+
+        Raises AlreadyExists (the file may be this call's own, if a client retried it), StoreUnavailable (the call may
+        still take effect), StorageFull.
         """
         self._create(check_path(path), data)
 
     @abstractmethod
     def put(self, path: str, data: bytes) -> None:
-        """Write a file, replacing an earlier one, as of leases, atomically. Raises StoreUnavailable, StorageFull."""
+        """Write a file, such as a lease, atomically replacing an earlier one. Raises StoreUnavailable, StorageFull."""
 
     @abstractmethod
     def upload(self, local: Path, path: str) -> None:
@@ -132,27 +134,30 @@ class Store(ABC):
         """Copy a whole file to a local path. Raises NotFound, StoreUnavailable, StorageFull (locally)."""
 
     def read(self, path: str) -> bytes:
-        """A whole file. Raises NotFound, StoreUnavailable."""
+        """Return a whole file. Raises NotFound, StoreUnavailable."""
         return self._read(check_path(path))
 
     @abstractmethod
     def open(self, path: str) -> AbstractContextManager[BinaryIO]:
-        """A seekable reader, for ranges of a large file. NotFound comes from here or from the first read."""
+        """Return a seekable reader, for ranges of a large file. This or the first read raises NotFound."""
 
     def list(self, prefix: str = "") -> Iterator[FileInfo]:
-        """Every file whose path starts with `prefix`, in any order; all of them, or StoreUnavailable."""
+        """Return every file whose path starts with `prefix`, in any order; all of them, or raise StoreUnavailable."""
         return iter([info for info in self._files(check_prefix(prefix)) if not is_temporary(info.path)])
 
     @abstractmethod
     def siblings(self) -> Sequence[str]:
-        """The names of the root's directories, this log's own included, in any order; all, or StoreUnavailable."""
+        """Return the names of all directories in the root, this log's included, in any order.
+
+        Raises StoreUnavailable.
+        """
 
     def delete(self, path: str) -> None:
-        """Delete a file; one that is not there counts as deleted. Raises StoreUnavailable."""
+        """Delete a file; a missing one counts as deleted. Raises StoreUnavailable."""
         self._delete(check_path(path))
 
     def sweep(self, now_s: float) -> None:
-        """Delete what killed calls left unpublished a day before `now_s`, the store's time. Raises StoreUnavailable."""
+        """Delete temporary files of killed calls, a day old at `now_s`, the store's time. Raises StoreUnavailable."""
         for file in self._files(""):
             if is_temporary(file.path) and now_s - file.modified_s > STALE_AFTER_S:
                 self._delete(file.path)
@@ -160,35 +165,38 @@ class Store(ABC):
     def tidy(self) -> None:  # noqa: B027 - nothing to do is the common case, and a local root overrides it
         """Remove the empty directories of a log that was deleted, below a local root. Never raises."""
 
-    # ---- what it is worth
+    # ---- its capacity and guarantees
 
     def free_bytes(self) -> int | None:
-        """How much more can be written; None where the store does not tell. Raises StoreUnavailable."""
+        """Return how much more can be written; None if the store does not report it. Raises StoreUnavailable."""
         return None
 
     def check(self) -> None:
-        """Prove that this store honours put-if-absent, and sweep it: when a log is made, and once in every process that
-        puts manifests. Raises UnsafeStore if it does not, StoreUnavailable, StorageFull.
+        """Prove that this store honours put-if-absent, and sweep it.
+
+        Called when a log is created, and once in every process that puts manifests.
+        Raises UnsafeStore if the store overwrites, StoreUnavailable, StorageFull.
         """
         self.prove(uuid4().hex)
         self.sweep(self.now_s())
 
     def prove(self, token: str) -> None:
-        """Create a probe twice. Raises UnsafeStore if the second call succeeds, or if the first one's bytes are gone.
-        AlreadyExists on the first call can only be an earlier try of it, because `token` makes its name unique.
+        """Create a probe file twice. `token` makes its name unique: if it exists at first, a client retried the call.
+
+        Raises UnsafeStore if the second call succeeds, or if it replaced the bytes of the first.
         """
         path = temporary_name(f"probe-{token}")
         try:
             self._prove(path, f"first {token}".encode(), f"second {token}".encode())
         except BaseException:
-            with suppress(StatelogError):  # Why the proof failed is what counts; what it left is swept.
+            with suppress(StatelogError):  # The first error is raised; a leftover is swept.
                 self._delete(path)
             raise
         self._delete(path)
 
     def _prove(self, path: str, first: bytes, second: bytes) -> None:
         if not self._is_created(path, first) and self._content(path) != first:
-            raise StoreUnavailable("A probe of a new name is there already", store=self.url, path=path)
+            raise StoreUnavailable("A probe with a new name exists already", store=self.url, path=path)
         if self._is_created(path, second):
             raise UnsafeStore("The store overwrites a file that must only be created", hint=_HINT, store=self.url)
         if self._content(path) != first:
@@ -203,7 +211,7 @@ class Store(ABC):
 
     @contextmanager
     def _guard(self, action: str, path: str, *, reading: bool) -> Generator[None]:
-        """What the file system raises in this block is raised as an error of ours."""
+        """Translate errors of the file system in this block into statelog's."""
         try:
             yield
         except OURS:
@@ -218,7 +226,7 @@ class Store(ABC):
             message = "The store does not show a file that was just written"
             raise UnsafeStore(message, store=self.url, path=path) from error
 
-    # ---- what an implementation has; it raises as the methods above
+    # ---- to be implemented, with the errors of the methods above
 
     @abstractmethod
     def _create(self, path: str, data: bytes) -> None: ...
@@ -231,4 +239,4 @@ class Store(ABC):
 
     @abstractmethod
     def _files(self, prefix: str) -> Sequence[FileInfo]:
-        """All files below a prefix, complete or not at all."""
+        """Return all files below a prefix, or raise StoreUnavailable."""

@@ -1,8 +1,9 @@
-"""Root URLs, the paths below them, temporary names, storage options, and the masking of secrets: what a store may be
-pointed at, as pure values.
+"""Root URLs, the paths below them, temporary names, storage options, and the masking of secrets. Pure.
 
-Invariants: a `RootUrl` carries no credentials; a path that passes `check_path` cannot leave the log's directory, and is
-never the name of a temporary file, so listings can leave those out.
+Invariants:
+- A `RootUrl` carries no credentials.
+- A path that passes `check_path` cannot leave the log's directory, and is never a temporary name, so listings can omit
+  those.
 """
 
 import json
@@ -31,13 +32,13 @@ _SECRET_OPTION = re.compile(
 _FORBIDDEN = re.compile(r"[\x00-\x1f\x7f\\]")
 _TEMPORARY = ".tmp-"
 _MAX_PATH_CHARS = 512
-# Each of these would break a promise of the port: a cached listing, a shared client, an event loop of the caller's.
+# Each of these would break a guarantee of the port: a cached listing, a shared client, an event loop of the caller.
 _OWN_OPTIONS = frozenset({"use_listings_cache", "skip_instance_cache", "listings_expiry_time", "asynchronous", "loop"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RootUrl:
-    """Where logs live. `url` is the normal form, without credentials and without a trailing slash."""
+    """The location of logs. `url` is the normal form, without credentials and without a trailing slash."""
 
     protocol: str
     url: str
@@ -46,9 +47,10 @@ class RootUrl:
 
 
 def parse_root(url: str, *, cwd: Path) -> RootUrl:
-    """Check a root URL and bring it into normal form. A path without a scheme is local, relative to `cwd`. Raises
-    ConfigError for another protocol than `PROTOCOLS`, a chained URL, credentials, a query, '..' or control characters,
-    or a missing bucket or host.
+    """Check and normalize a root URL. A path without a scheme is local, relative to `cwd`.
+
+    Raises ConfigError for a protocol that is not in `PROTOCOLS`, a chained URL, credentials, a query, '..', control
+    characters, or a missing bucket or host.
     """
     shown = mask_url(url)
     if not url or _FORBIDDEN.search(url):
@@ -67,7 +69,7 @@ def parse_root(url: str, *, cwd: Path) -> RootUrl:
 
 
 def check_scheme(url: str) -> str:
-    """Return the protocol of a root URL, `file` for a path. Raises ConfigError for one that is none of `PROTOCOLS`."""
+    """Return the protocol of a root URL, `file` for a path. Raises ConfigError if it is not in `PROTOCOLS`."""
     match, shown = _SCHEME.match(url), mask_url(url)
     scheme = match.group(1).lower() if match else "file"
     protocol = _ALIASES.get(scheme, scheme)
@@ -80,7 +82,7 @@ def check_scheme(url: str) -> str:
 
 
 def _local_root(text: str, shown: str, cwd: Path) -> RootUrl:
-    if _FORBIDDEN.search(text):  # Also where a URL has them in disguise.
+    if _FORBIDDEN.search(text):  # A URL may have them percent-encoded.
         raise ConfigError(f"Root URL {shown!r} contains control characters or backslashes")
     if ":/" in text.split("/", 1)[0] + "/":
         raise ConfigError(f"Root URL {shown!r} is neither a path nor a URL", hint="Write scheme://place/path")
@@ -102,7 +104,7 @@ def _remote_root(protocol: str, rest: str, shown: str) -> RootUrl:
 
 
 def _check_place(protocol: str, place: str, shown: str) -> None:
-    """What stands before '@' is a user on HDFS and a container on Azure; elsewhere, and with ':', it is a secret."""
+    """Refuse credentials. The text before '@' is a user on HDFS, a container on Azure; elsewhere it may be a secret."""
     before, at, _ = place.rpartition("@")
     if at and (":" in before or protocol not in ("webhdfs", "abfs")):
         raise ConfigError(f"Root URL {shown!r} carries credentials", hint="Give them as storage options instead")
@@ -116,7 +118,7 @@ def _check_place(protocol: str, place: str, shown: str) -> None:
 
 
 def log_url(root: RootUrl, log: str) -> str:
-    """The URL of a log's directory. Raises InvalidName."""
+    """Return the URL of a log's directory. Raises InvalidName."""
     separator = "" if root.url.endswith("/") else "/"
     return f"{root.url}{separator}{check_name('log', log)}"
 
@@ -146,17 +148,17 @@ def check_prefix(prefix: str) -> str:
 
 
 def temporary_name(token: str) -> str:
-    """The file name of something that is not published yet; `token` makes it unique."""
+    """Return the name of a file that is not published yet; `token` makes it unique."""
     return f"{_TEMPORARY}{token}"
 
 
 def is_temporary(path: str) -> bool:
-    """Whether a path is that of a temporary file, which no listing shows."""
+    """Return whether a path is that of a temporary file, which no listing shows."""
     return path.rsplit("/", 1)[-1].startswith(_TEMPORARY)
 
 
 def check_options(root: RootUrl, options: Mapping[str, object]) -> None:
-    """Refuse storage options that would break the port's promises, or that the protocol cannot take (ConfigError)."""
+    """Raise ConfigError for storage options that would break the port's guarantees, or that the protocol has not."""
     check_secrets(options, secret_of)
     own = sorted(_OWN_OPTIONS & options.keys())
     if own:
@@ -167,7 +169,7 @@ def check_options(root: RootUrl, options: Mapping[str, object]) -> None:
 
 
 def parse_directory_mode(options: Mapping[str, object]) -> int:
-    """The rights of a new local log directory, 0700 unless the options name others. Raises ConfigError."""
+    """Return the rights of a new local log directory, 0700 unless the options name others. Raises ConfigError."""
     given = options.get(DIRECTORY_MODE, 0o700)
     try:
         mode = given if isinstance(given, int) else int(str(given), 8)
@@ -180,7 +182,7 @@ def parse_directory_mode(options: Mapping[str, object]) -> int:
 
 
 def option_value(name: str, text: str, *, origin: str) -> object:
-    """A storage option that `origin` gives as text, objects, lists and truth values as JSON. Raises ConfigError."""
+    """Parse a storage option from the text at `origin`: objects, lists and booleans are JSON. Raises ConfigError."""
     if not text.startswith(("{", "[")) and text not in ("true", "false"):
         return text
     try:
@@ -193,33 +195,37 @@ def option_value(name: str, text: str, *, origin: str) -> object:
 
 
 def option_text(value: object) -> str:
-    """A storage option as the text that `option_value` reads back: text as it is, all else as JSON. Raises ConfigError
-    for what JSON has not.
+    """Return a storage option as the text that `option_value` parses: text unchanged, other values as JSON.
+
+    Raises ConfigError for values that JSON does not have.
     """
     try:
         return value if isinstance(value, str) else json.dumps(value)
     except (TypeError, ValueError):
-        kind, hint = type(value).__name__, "Give text, or numbers, lists and dicts of Python's own"
+        kind, hint = type(value).__name__, "Give text, or Python's own numbers, lists and dicts"
         raise ConfigError(f"an option of type {kind} cannot be written as text", hint=hint) from None
 
 
 def mask_url(text: str) -> str:
-    """`text` with the `user:password@` of every URL in it masked, and what signs its query."""
+    """Mask the `user:password@` and the signatures in the query of every URL in a text."""
     return _SIGNED.sub(r"\1***", _CREDENTIALS.sub("***@", text))
 
 
 def mask_options(options: Mapping[str, object]) -> dict[str, object]:
-    """Storage options for people: values that may be secret are masked, nested ones too."""
+    """Mask the values of storage options that may be secret, nested ones too."""
     return {name: _masked(name, value) for name, value in options.items()}
 
 
 def is_secret_option(name: str) -> bool:
-    """Whether a storage option of this name may hold a secret."""
+    """Return whether a storage option of this name may hold a secret."""
     return _SECRET_OPTION.search(name) is not None
 
 
 def secret_of(name: str) -> str:
-    """The option whose value is in the file that an option of this name says: `secret` of `secret_file`; else empty."""
+    """Return the option whose value is in a file, by the option that names the file: `secret` for `secret_file`.
+
+    Returns an empty string for any other option.
+    """
     secret = name.removesuffix("_file")
     return secret if secret != name and is_secret_option(secret) else ""
 

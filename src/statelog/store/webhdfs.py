@@ -1,11 +1,11 @@
 """HDFS over WebHDFS: fsspec's file system, with the exclusive writes that the store port needs.
 
-HDFS shows a file from the moment that it is created, empty. So every file is written under a temporary name and then
-renamed, by the name node in one step: with the option NONE it refuses a name that is taken, which makes a create
-exclusive; with OVERWRITE it replaces, and no reader ever finds the name without a file.
+HDFS shows a file as soon as it is created, empty. So every file is written under a temporary name and then renamed
+atomically. With the option NONE the name node refuses a name that is taken, which makes a create exclusive. With
+OVERWRITE it replaces the file, and readers always find one.
 
-Never follows a redirect by itself, because `data_proxy` may have to translate it, and never takes the page of an error
-for data. Invariant: what is read is as long as the name node says.
+Redirects are never followed automatically, because `data_proxy` may have to translate them. An error page is never
+taken for data. Invariant: a read is as long as the name node says.
 """
 
 import posixpath
@@ -32,15 +32,15 @@ _KINDS: Mapping[str, type[OSError]] = {
     "SecurityException": PermissionError,
 }
 _STATUS_KINDS: Mapping[int, type[OSError]] = {401: PermissionError, 403: PermissionError, 404: FileNotFoundError}
-# A name node that starts, is not the active one, or has no data node at hand, refuses for the moment, with statuses
-# that mean something else.
+# A name node that starts, is in standby, or has no data node available, refuses temporarily, with statuses that mean
+# something else.
 _MOMENTARY = frozenset({
     "RetriableException", "StandbyException", "SafeModeException", "ServerTooBusyException", "Failed to find datanode",
 })  # fmt: skip
 
 
 class _Refused(OSError):
-    """An answer that has no error of the operating system; `status` is that of HTTP."""
+    """An answer without a corresponding OSError; `status` is HTTP's."""
 
     def __init__(self, text: str, status: int) -> None:
         super().__init__(text)
@@ -51,17 +51,17 @@ class WebHdfs(WebHDFS):
     """A name node's WebHDFS service, for one process. Options are those of fsspec's `webhdfs`."""
 
     def pipe_file(self, path: str, value: bytes, mode: str = "overwrite", **_kwargs: object) -> None:
-        """Write a file whole; with mode "create" raise FileExistsError if the name is taken."""
+        """Write a file atomically; with mode "create" raise FileExistsError if the name is taken."""
         with self._published(path, overwrite=mode != "create") as temporary:
             self._create(temporary, value)
 
     def put_file(self, lpath: str, rpath: str, **_kwargs: object) -> None:
-        """Copy a local file to a path, replacing what is there."""
+        """Copy a local file to a path, replacing a file there."""
         with self._published(rpath, overwrite=True) as temporary, Path(lpath).open("rb") as source:
             self._create(temporary, source)
 
     def cat_file(self, path: str, start: int | None = None, end: int | None = None, **_kwargs: object) -> bytes:
-        """The bytes from `start` to `end`, of the whole file where they are None; fewer only where it ends earlier."""
+        """Return the bytes from `start` (None: 0) to `end` (None: the end); fewer only if the file ends earlier."""
         first, last = start or 0, end
         if last is None:
             last = self._length(path)
@@ -84,13 +84,13 @@ class WebHdfs(WebHDFS):
         _require_length(rpath, copied, wanted)
 
     def rm_file(self, path: str, **_kwargs: object) -> None:
-        """Delete a file; one that is not there is no error."""
+        """Delete a file; a missing one is no error."""
         self._call("DELETE", "delete", path)
 
     def _call(
         self, op: str, method: str = "get", path: str | None = None, data: object = None, **parameters: object
     ) -> "Response":
-        """Ask the name node, and check its answer. `parameters` go into the URL, `redirect` excepted."""
+        """Call the name node, and check its answer. `parameters` go into the URL, except for `redirect`."""
         parameters.pop("redirect", None)
         place = self._apply_proxy(self.url + quote(_absolute(path or ""), safe="/="))
         arguments = {name: value for name, value in parameters.items() if value is not None}
@@ -111,7 +111,7 @@ class WebHdfs(WebHDFS):
         return length
 
     def _opened(self, path: str, offset: int, length: int, *, stream: bool) -> "Response":
-        """A data node's answer to a read. HttpFS and other gateways answer themselves, without a redirect."""
+        """Return a data node's answer to a read. HttpFS and other gateways answer directly, without a redirect."""
         answer = self._call("OPEN", path=path, offset=offset, length=length)
         place = answer.headers.get("Location")
         return answer if place is None else self._request("get", self._apply_proxy(place), stream=stream)
@@ -123,7 +123,7 @@ class WebHdfs(WebHDFS):
 
     @contextmanager
     def _published(self, path: str, *, overwrite: bool) -> Generator[str]:
-        """A temporary name, to be written to in the body; then the file gets the name `path`. Nothing else is left."""
+        """Yield a temporary name to write to, then rename the file to `path`. After an error no file is left."""
         temporary = posixpath.join(posixpath.dirname(path), temporary_name(uuid.uuid4().hex))
         try:
             yield temporary
@@ -136,7 +136,7 @@ class WebHdfs(WebHDFS):
     def _rename(self, source: str, target: str, *, overwrite: bool) -> None:
         options = "OVERWRITE" if overwrite else "NONE"
         answer = self._call("RENAME", "put", source, destination=_absolute(target), renameoptions=options)
-        # A gateway that does not know the options answers with the old call's yes or no.
+        # A gateway that does not know the options answers with the old call's boolean.
         if answer.content and cast("Mapping[str, object]", answer.json()).get("boolean") is False:
             raise FileExistsError(target) if not overwrite else _Refused(f"not renamed to {target}", 501)
 
@@ -152,11 +152,11 @@ def _require_length(path: str, found: int, wanted: int) -> None:
 
 def _error(answer: "Response") -> OSError:
     try:
-        told = cast("Mapping[str, Mapping[str, str]]", answer.json())["RemoteException"]
-        name, text = told["exception"], told["message"]
+        remote = cast("Mapping[str, Mapping[str, str]]", answer.json())["RemoteException"]
+        name, text = remote["exception"], remote["message"]
     except (ValueError, KeyError, TypeError):
         name, text = "", answer.reason
-    text = text.partition("\n")[0]  # Below it: the stack of the name node.
+    text = text.partition("\n")[0]  # The rest is the name node's stack.
     status = answer.status_code
     shown = f"{name or status}: {text}"
     if name in _MOMENTARY or any(word in text for word in _MOMENTARY):
