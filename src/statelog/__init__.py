@@ -1,8 +1,8 @@
 """statelog: a durable, event-sourced state log on Kafka, with snapshots on any file system.
 
-The names that a program needs first. Each is loaded when it is first used, so that `import statelog` costs nothing.
-The rooms (`statelog.producer`, `statelog.recovery`, `statelog.materializer`, ...) have the rest, and `statelog.errors`
-every error.
+It has the names that programs need first. Each is loaded on first use, so that `import statelog` costs nothing. The
+subpackages (`statelog.producer`, `statelog.recovery`, `statelog.materializer`, ...) have the rest, and
+`statelog.errors` has every error.
 """
 
 from importlib import import_module
@@ -69,7 +69,7 @@ def __getattr__(name: str) -> Any:
         return import_module(f"statelog.{name}")
     except ModuleNotFoundError as error:
         if error.name != f"statelog.{name}":
-            raise  # The room is there; what it needs is not.
+            raise  # The subpackage exists, but one of its dependencies is missing.
         raise AttributeError(f"module 'statelog' has no attribute {name!r}") from None
 
 

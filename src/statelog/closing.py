@@ -1,8 +1,8 @@
-"""`Closing`: makes a class with a `close` a context manager; `undone_by_errors`: what a failed block takes back;
-`OwnProcess`: the process that an object belongs to.
+"""Closing: `Closing` makes a class with `close` a context manager, `undone_by_errors` undoes a failed block, and
+`OwnProcess` is the process that an object belongs to.
 
-Invariants: leaving the block closes, however it ends, and never hides its exception. In a fork nothing is closed that
-is the parent's.
+Invariants: leaving the block closes, however it ends, and never hides its exception. A fork closes nothing of its
+parent.
 """
 
 import os
@@ -17,13 +17,13 @@ P = ParamSpec("P")
 
 
 class Closing(ABC):
-    """A mixin: the context manager that closes itself."""
+    """A mixin: a context manager that closes itself."""
 
     __slots__ = ()
 
     @abstractmethod
     def close(self) -> None:
-        """Release what is held. Idempotent."""
+        """Release all resources. Idempotent."""
 
     def __enter__(self) -> Self:
         return self
@@ -34,7 +34,7 @@ class Closing(ABC):
 
 @contextmanager
 def undone_by_errors(undo: Callable[P, object], *args: P.args, **kwargs: P.kwargs) -> Generator[None]:
-    """A block after which, if it fails in whatever way, `undo` is called with these arguments."""
+    """Call `undo` with these arguments if the block raises anything."""
     try:
         yield
     except BaseException:
@@ -43,10 +43,10 @@ def undone_by_errors(undo: Callable[P, object], *args: P.args, **kwargs: P.kwarg
 
 
 class OwnProcess:
-    """The process that makes this; `what` names in messages the thing that belongs to it.
+    """The process that an object belongs to; `what` names the object in messages.
 
-    A fork copies objects, and none of the threads that they count on: a lock that a thread held stays locked, and what
-    the copy would clean up still belongs to the parent. So in a fork such an object does nothing and says so.
+    A fork copies objects but not their threads: a lock that a thread held stays locked, and the files to clean up still
+    belong to the parent. So in a fork such an object does nothing, and raises ClosedError when it is used.
     """
 
     __slots__ = ("_what", "pid")
@@ -57,7 +57,7 @@ class OwnProcess:
 
     @property
     def is_foreign(self) -> bool:
-        """Whether this process is another one: a fork."""
+        """Whether this process is a fork of the object's own."""
         return self.pid != os.getpid()
 
     def check(self) -> None:

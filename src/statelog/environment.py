@@ -1,14 +1,14 @@
-"""`Environment`: what every room takes from outside beside the two ports: time, threads, chance, and the local disk.
+"""`Environment`: every input from outside but for the two ports: time, threads, randomness, and the local disk.
 
-It is in no signature that a program meets: who makes an object reads `current_environment` once, and the object keeps
-it. `statelog.testing.environment` sets another one, in which a simulation runs the same way twice, decides what runs
-when, and stops or breaks the work between any two steps. It holds for the thread that sets it, and for those that are
-begun from there; a process that is started has the real one.
+It is in no public signature: each object reads `current_environment` once, at its construction.
+`statelog.testing.environment` sets another one, with which simulations are reproducible, choose what runs when, and
+stop or break the work between any two steps. It holds for the thread that sets it and for threads started from there.
+A new process has the real one.
 
-Observers are told through it, too: who watches nothing pays nothing. `watch` is for the whole process, as logging is,
-so that what Spark or a worker makes on threads of its own is seen as well.
+Observers are notified through it. Without observers this costs nothing. Like logging, `watch` is for the whole process,
+so that objects on threads of Spark or a worker are observed, too.
 
-Invariant: a frozen value that pickles if what it was given does; who watches stays behind.
+Invariant: a frozen value that pickles if its parts do. Observers are left out.
 """
 
 import os
@@ -33,36 +33,36 @@ Clock = Callable[[], float]
 NewNonce = Callable[[], bytes]
 """Makes 16 bytes, different every time."""
 CrashPoint = Callable[[str], None]
-"""Called with the name of each step that is done; an exception ends the work there."""
+"""Called with the name of each completed step; an exception ends the work there."""
 Start = Callable[[Callable[[], None]], None]
-"""Begins some work and returns; the work may be over by then, or be done by another thread. The work raises nothing."""
+"""Starts some work, in this thread or another one, and returns. The work raises nothing."""
 Wait = Callable[[threading.Event, float], object]
 """Waits until the event is set, for so many seconds at most."""
 DiskHook = Callable[[str, Path], None]
-"""Asked before a step (make, write, sync, download, verify, rename, open, delete) on a path: may raise OSError, or harm
-the file."""
+"""Called before a step (make, write, sync, download, verify, rename, open, delete) on a path. It may raise OSError, or
+damage the file."""
 GRACE_S = 2.0
-"""How long to wait for a thread of ours that was told to end: ample, unless it waits for a broker or a store."""
+"""How long to wait for one of our threads to end: ample, unless it waits for a broker or a store."""
 _BOOT = Path("/proc/sys/kernel/random/boot_id")
 
 
 class SpillFile(Protocol):
-    """What a segment needs of a file. Every method raises StorageFull, StoreUnavailable."""
+    """The file of a spill segment. Every method raises StorageFull, StoreUnavailable."""
 
     def write_at(self, data: memoryview, offset: int) -> int:
-        """Write some of `data`; returns how many bytes."""
+        """Write some of `data`. Return the number of bytes."""
         ...
 
     def read_at(self, size_bytes: int, offset: int) -> bytes:
-        """At most so many bytes; none at the end of the file."""
+        """Read at most so many bytes; none at the end of the file."""
         ...
 
     def cut(self, size_bytes: int) -> None:
-        """Drop what lies behind."""
+        """Truncate the file to this size."""
         ...
 
     def size_bytes(self) -> int:
-        """The file's length."""
+        """Return the file's size."""
         ...
 
     def close(self) -> None:
@@ -75,24 +75,25 @@ OpenSpillFile = Callable[[Path], SpillFile]
 
 
 def random_nonce() -> bytes:
-    """16 random bytes: one life of a writer, one manifest, one run."""
+    """Return 16 random bytes, for one incarnation of a writer, one manifest or one run."""
     return os.urandom(16)
 
 
 def start_thread(work: Callable[[], None]) -> None:
-    """Do the work on a new thread, in the same environment, which the end of the process does not wait for."""
+    """Do the work on a new daemon thread, in the same environment."""
     threading.Thread(target=copy_context().run, args=(work,), name="statelog", daemon=True).start()
 
 
 def inline(work: Callable[[], None]) -> None:
-    """Do the work before whoever begins it goes on, on no other thread."""
+    """Do the work in the calling thread, before returning."""
     work()
 
 
 @contextmanager
 def repeated(work: Callable[[], object], every_s: float, name: str, *, is_awaited: bool = True) -> Generator[None]:
-    """Do the work each time that so many seconds have passed, on a thread of this name, until the block is left: with
-    what is under way, if it `is_awaited`.
+    """Repeat the work every so many seconds, on a thread of this name, until the block is left.
+
+    `is_awaited`: leaving the block waits for the work in progress.
     """
     over = threading.Event()
 
@@ -111,9 +112,9 @@ def repeated(work: Callable[[], object], every_s: float, name: str, *, is_awaite
 
 
 def boot_id() -> str:
-    """Names the machine's present boot, on no other machine and at no other time the same; empty where none is named.
+    """Return the unique id of the machine's current boot; empty where the system has none.
 
-    As long as it lasts, what was written is whole without a sync, whatever is killed.
+    Within one boot, written files are whole without a sync, even if processes are killed.
     """
     try:
         return _BOOT.read_text("ascii").strip()
@@ -122,15 +123,17 @@ def boot_id() -> str:
 
 
 def no_faults(*_: object) -> None:
-    """A disk that does what it is told; and the crash point that lets work go on."""
+    """Do nothing: the disk hook and the crash point without faults."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Environment:
-    """Where tests take over; the defaults are the real ones. `clock` is monotonic, from any start: it paces waits and
-    measures durations. `wall_clock` is since 1970: for ages, and for people who read manifests. `disk` is asked about
-    the files of caches, scratch directories and targets. Without `open_spill_file` the files of a recovery that needs
-    more than memory are nameless ones.
+    """The inputs from outside, which tests replace. The defaults are the real ones.
+
+    `clock`: monotonic, from any start; paces waits and measures durations.
+    `wall_clock`: since 1970; for ages, and for people who read manifests.
+    `disk`: called for the files of caches, scratch directories and targets.
+    `open_spill_file`: opens spill files; without it they are unnamed temporary files.
     """
 
     clock: Clock = time.monotonic
@@ -145,11 +148,11 @@ class Environment:
     observers: tuple[Observer, ...] = ()
 
     def new_id(self) -> str:
-        """32 fresh hex digits: the name of a lease, a run or a directory."""
+        """Return 32 new hex digits, as the name of a lease, a run or a directory."""
         return self.nonce().hex()
 
     def run(self, make: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """Call it in this environment: what it makes keeps this one."""
+        """Call `make` in this environment. Objects that it makes stay in it."""
         token = CURRENT.set(self)
         try:
             return make(*args, **kwargs)
@@ -157,11 +160,11 @@ class Environment:
             CURRENT.reset(token)
 
     def begin(self, work: Callable[[], T]) -> "Future[T]":
-        """Begin a piece of work; what it returns or raises is the future's."""
+        """Start some work. The future has its result or error."""
         return begin(self.start, work)
 
     def made(self, thing: object, log: str, name: str = "") -> None:
-        """Tell the observers that something was made."""
+        """Notify the observers that an object was made."""
         for one in self.observers:
             one.made(thing, log, name)
 
@@ -169,8 +172,10 @@ class Environment:
     def step(
         self, name: str, log: str, since_s: float | None = None, *, amount: Callable[[], tuple[int, int]] | None = None
     ) -> Generator[None]:
-        """Tell the observers of what the block does, as a step; it began earlier if `since_s` says so, on `clock`.
-        `amount` gives the changes of `TimedStep` and their size, if there are any.
+        """Notify the observers of the block, as a step.
+
+        `since_s`: an earlier start, on `clock`.
+        `amount`: returns the number of changes for `TimedStep`, and their size.
         """
         if not self.observers:
             yield
@@ -179,7 +184,7 @@ class Environment:
         started_s = now_s if since_s is None else since_s
         changes, size_bytes = amount() if amount else (0, 0)
         step = TimedStep(name, log, self.wall_clock() - (now_s - started_s), changes=changes, size_bytes=size_bytes)
-        told = [one.began(step) for one in self.observers]
+        callbacks = [one.began(step) for one in self.observers]
         try:
             yield
         except BaseException as raised:
@@ -187,8 +192,8 @@ class Environment:
             raise
         finally:
             step = step._replace(seconds=self.clock() - started_s, error=error)
-            for tell in reversed(told):
-                tell(step)
+            for callback in reversed(callbacks):
+                callback(step)
 
     def __reduce__(self) -> tuple[object, ...]:
         parts = {one.name: getattr(self, one.name) for one in fields(self) if one.name != "observers"}
@@ -196,7 +201,7 @@ class Environment:
 
 
 def begin(start: Start, work: Callable[[], T]) -> "Future[T]":
-    """Begin a piece of work by `start`; what it returns or raises is the future's."""
+    """Start some work by `start`. The future has its result or error."""
     future: Future[T] = Future()
 
     def run() -> None:
@@ -218,19 +223,21 @@ CURRENT: ContextVar[Environment | None] = ContextVar("statelog environment", def
 
 
 def current_environment() -> Environment:
-    """That of this thread: the real one, unless a test has set another."""
+    """Return this thread's environment: the real one, unless a test has set another."""
     return CURRENT.get() or _real
 
 
 def watch(observer: Observer) -> Callable[[], None]:
-    """Tell the observer what this process does with what it makes from now on. Returns a function that ends it for
-    what is made after that. Tests that have an environment of their own set its observers.
+    """Notify the observer about all objects that this process makes from now on.
+
+    Return a function that ends this for objects made after its call. Tests with their own environment set its observers
+    instead.
     """
-    _observe(lambda told: (*told, observer))
-    return lambda: _observe(lambda told: tuple(one for one in told if one is not observer))
+    _observe(lambda observers: (*observers, observer))
+    return lambda: _observe(lambda observers: tuple(one for one in observers if one is not observer))
 
 
 def _observe(change: Callable[[tuple[Observer, ...]], tuple[Observer, ...]]) -> None:
-    global _real  # noqa: PLW0603 - replaced as a whole, so that who reads it needs no lock
+    global _real  # noqa: PLW0603 - replaced as a whole, so that readers need no lock
     with _CHANGING:
         _real = replace(_real, observers=change(_real.observers))

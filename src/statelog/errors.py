@@ -16,11 +16,11 @@
     UserWarning
     └── StatelogWarning  UncommittedChanges
 
-What to do is the caller's question, so it is the tree's first branch: *misuse*, fix the program; *unavailable*, retry;
-*fenced*, end this writer; *damaged*, call a person.
+The first branches of the tree tell callers how to react: *misuse*, fix the program; *unavailable*, retry; *fenced*, end
+this writer; *damaged*, call a person.
 
-Every error carries `facts` (plain values: topic, partition, offsets, paths) and a `hint` that says
-what to do. Errors survive pickling, because they travel from Spark's workers to its driver.
+Every error carries `facts` (plain values: topic, partition, offsets, paths) and a `hint` that says what to do. Errors
+can be pickled, because they travel from Spark's workers to its driver.
 """
 
 from collections.abc import Mapping
@@ -31,7 +31,7 @@ Fact = str | int | float | bool | None
 
 
 class StatelogError(Exception):
-    """Root of the tree. `message` says what is wrong, `facts` where, `hint` what to do."""
+    """Root of the tree. `message` is the problem, `facts` its values, `hint` the remedy."""
 
     default_hint: ClassVar[str] = ""
 
@@ -47,7 +47,7 @@ class StatelogError(Exception):
         return f"{text}. {self.hint}" if self.hint else text
 
     def restated(self, *, hint: str = "", **facts: Fact) -> Self:
-        """The same error with more context: what to do instead, or further facts."""
+        """Return the same error with another hint, or with further facts."""
         return type(self)(self.message, hint=hint or self.hint, **{**self.facts, **facts})
 
     def __reduce__(self) -> tuple[object, tuple[object, ...]]:
@@ -55,7 +55,7 @@ class StatelogError(Exception):
 
 
 class Misuse(StatelogError):
-    """The caller asked for something that cannot be."""
+    """The call is wrong: the program needs a fix."""
 
 
 class ConfigError(Misuse):
@@ -63,9 +63,9 @@ class ConfigError(Misuse):
 
 
 class StoreRefused(ConfigError):
-    """The file system refuses: a missing right, wrong credentials, or no such bucket. Never read as an absence."""
+    """The file system refuses: a missing right, wrong credentials, or no such bucket. Not taken for a missing file."""
 
-    default_hint = "Check the credentials, and what they may do on this path"
+    default_hint = "Check the credentials and their rights on this path"
 
 
 class InvalidName(Misuse):
@@ -73,13 +73,13 @@ class InvalidName(Misuse):
 
 
 class InvalidChange(Misuse):
-    """A change that no log of this kind can hold: no key, a wrong type, a null value in a put."""
+    """A change that the log cannot hold: no key, a wrong type, a null value in a put."""
 
 
 class InvalidMetadata(Misuse):
-    """Commit metadata of another form than names with text, whole numbers, fractions and booleans."""
+    """Commit metadata with a name or value of a wrong type."""
 
-    default_hint = "It takes text, whole numbers of 64 bits, finite fractions and booleans; write anything else as text"
+    default_hint = "Use text, whole numbers of 64 bits, finite fractions and booleans; write anything else as text"
 
 
 class KeyGroupMismatch(Misuse):
@@ -91,15 +91,15 @@ class ValueTooLarge(Misuse):
 
 
 class IncompatibleSchema(Misuse):
-    """A value schema that earlier values cannot be read with."""
+    """A value schema that cannot read earlier values."""
 
 
 class CheckpointMismatch(Misuse):
-    """The log is not at the checkpoint that the caller expects to continue."""
+    """The log is not at the checkpoint that the caller expects."""
 
 
 class SequenceTruncated(Misuse):
-    """A sequence number below the writer's truncation: nothing may start from there any more."""
+    """A sequence number below the writer's truncation: no change set may start there."""
 
 
 class SequenceAhead(Misuse):
@@ -107,11 +107,11 @@ class SequenceAhead(Misuse):
 
 
 class LogInUse(Misuse):
-    """Opening would fence another job that may be alive, and no option allows that."""
+    """Opening would fence another job that may be running, and no option allows that."""
 
 
 class ReaderInUse(Misuse):
-    """The subscription of this reader id belongs to another reading, which may come back."""
+    """The subscription of this reader id belongs to another reading, which may resume."""
 
 
 class ClosedError(Misuse):
@@ -119,13 +119,13 @@ class ClosedError(Misuse):
 
 
 class NestedCall(Misuse):
-    """Called inside of another call of the same object, from a signal's handler or a callback. It changed nothing."""
+    """Called inside of another call of the same object, from a signal handler or a callback. The call had no effect."""
 
-    default_hint = "In a signal's handler set a flag and nothing else: the loop ends at it, then commits and closes"
+    default_hint = "Only set a flag in a signal handler: the loop ends at it, then commits and closes"
 
 
 class NotCommitted(Misuse):
-    """A table was closed with changes behind the last progress that was named. They are discarded."""
+    """A table was closed with changes after the last named progress. They are discarded."""
 
 
 class OverlappingTasks(Misuse):
@@ -135,13 +135,13 @@ class OverlappingTasks(Misuse):
 
 
 class NoSuchYear(Misuse):
-    """A value holds a time whose year Python does not have: only the years 1 to 9999. `key` and `field` are facts."""
+    """A value holds a time outside of Python's years 1 to 9999. `key` and `field` are facts."""
 
     default_hint = "Read it as a column: to_arrow, to_parquet or a stream of `recover`, or overwrite or delete its key"
 
 
 class NotFound(StatelogError):
-    """The log, checkpoint, position or file asked for does not exist."""
+    """The requested log, checkpoint, position or file does not exist."""
 
 
 class AlreadyExists(StatelogError):
@@ -149,11 +149,11 @@ class AlreadyExists(StatelogError):
 
 
 class Unsafe(StatelogError):
-    """A topic or store that would lose data: refused, not used."""
+    """A topic or store that could lose data, and is refused."""
 
 
 class UnsafeTopic(Unsafe):
-    """A topic setting that deletes, or may lose, what was acknowledged."""
+    """A topic setting that deletes, or may lose, acknowledged records."""
 
 
 class UnsafeStore(Unsafe):
@@ -183,13 +183,13 @@ class StorageFull(Unavailable):
 
 
 class TooOld(Unavailable):
-    """A standby's state is older than its reader takes. It is right all the same, at its position."""
+    """A standby's state is older than its reader accepts. It is correct at its position."""
 
-    default_hint = "Ask again, or take an older state; if it does not get younger, Kafka or the store does not answer"
+    default_hint = "Ask again, or accept an older state; if its age does not fall, check Kafka and the store"
 
 
 class RoundGivenUp(Unavailable):
-    """A round that exceeded its time and was given up. Nothing is lost; the next round starts over."""
+    """A round that exceeded its time and was aborted. Nothing is lost; the next round starts over."""
 
     default_hint = "If rounds make progress, raise round_timeout_s; else check the store and the brokers"
 
@@ -199,7 +199,7 @@ class PersistFailed(StatelogError):
 
 
 class OutcomeUnknown(StatelogError):
-    """A ledger record was sent and not answered: valid or not, only a new Open can settle it."""
+    """A ledger record was sent but not acknowledged: only a new Open decides whether it counts."""
 
 
 class SubscriptionEnded(StatelogError):
@@ -207,21 +207,21 @@ class SubscriptionEnded(StatelogError):
 
 
 class Fenced(StatelogError):
-    """A newer writer owns one of the partitions or the writer name. This one is over for good."""
+    """A newer writer owns one of the partitions or the writer name. This one can never write again."""
 
-    default_hint = "Another writer took over: stop this one, or open it again if it should win"
+    default_hint = "Stop this writer, or open it again if it should win: another one took over"
 
 
 class CommitRefused(StatelogError):
-    """The ledger shows the commit void, for another reason than fencing."""
+    """The commit is void in the ledger, for another reason than fencing."""
 
 
 class Damaged(StatelogError):
-    """What was stored is not what is there. Never skipped, never repaired silently."""
+    """Stored data is damaged or missing. Never skipped, never repaired silently."""
 
 
 class Corrupt(Damaged):
-    """Bytes that are not what was written."""
+    """Bytes that differ from the written ones."""
 
 
 class CorruptChunk(Corrupt):
@@ -245,44 +245,44 @@ class CorruptRun(Corrupt):
 
 
 class Unreadable(Corrupt):
-    """Records that Kafka's client cannot unpack. `start_offset` and `end_offset` are facts: all that it cannot, as far
-    as it was asked for.
+    """Records that Kafka's client cannot unpack. The facts `start_offset` and `end_offset` span all of them that were
+    requested.
     """
 
 
 class UnknownFormat(Damaged):
-    """Written by a newer statelog. This reader stops: skipping it could hide commits."""
+    """Data of a newer statelog. The reader stops, because skipping it could hide commits."""
 
     default_hint = "Upgrade statelog on this machine"
 
 
 class DataLoss(Damaged):
-    """Committed changes that cannot be read any more."""
+    """Committed changes can no longer be read."""
 
 
 class IdentityChanged(DataLoss):
-    """Another cluster, or a topic that was deleted and recreated under the same name."""
+    """The cluster is another one, or a topic was deleted and recreated under the same name."""
 
 
 class OffsetGone(DataLoss):
-    """The log starts above an offset that is needed: something truncated more than was safe."""
+    """The log starts above a needed offset: more was truncated than is safe."""
 
 
 class BeyondEnd(DataLoss):
-    """The log ends below an offset that was committed: acknowledged records are gone."""
+    """The log ends below a committed offset: acknowledged records are missing."""
 
 
 class AnchorMismatch(DataLoss):
-    """A record is not the one that a snapshot, or a fold of the ledger, was built on."""
+    """A record differs from the one that a snapshot, or a fold of the ledger, was built on."""
 
 
 class IncompleteChangeSet(DataLoss):
-    """A change set that a commit lists lacks chunks or changes, or they are not the ones listed."""
+    """A committed change set lacks chunks or changes, or they differ from the listed ones."""
 
 
 class StatelogWarning(UserWarning):
-    """A slip of the calling program. Shown at the program's own line, every time, subject to its warning filters."""
+    """A mistake of the calling program, shown at its own line, every time, subject to its warning filters."""
 
 
 class UncommittedChanges(StatelogWarning):
-    """A writer was closed, and changes that no commit holds are discarded."""
+    """A writer was closed, and its uncommitted changes are discarded."""

@@ -1,4 +1,4 @@
-"""Counts, sizes, durations, times and texts as people read them. Pure, and quick to load."""
+"""Formatting of counts, sizes, durations, times and texts for people. Pure, and quick to load."""
 
 import datetime
 import json
@@ -9,21 +9,21 @@ from typing import cast
 
 _JSON = json.JSONEncoder(default=str, ensure_ascii=False, allow_nan=False)
 _CONTROLS = re.compile(r"[\x7f-\x9f]")
-"""Those that JSON takes as they are, and terminals as orders."""
+"""Control characters that JSON does not escape, but terminals act on."""
 
 
 def show_count(number: float) -> str:
-    """A count with commas between thousands."""
+    """Format a count with commas between thousands."""
     return f"{number:,.0f}"
 
 
 def show_counted(number: float, what: str) -> str:
-    """Show a count with what is counted: one change, or several changes."""
+    """Format a count with its noun: one change, or several changes."""
     return f"{show_count(number)} {what}{'s' * (number != 1)}"
 
 
 def show_bytes(number: float) -> str:
-    """A size in the unit that suits it."""
+    """Format a size in a suitable unit."""
     for unit in ("B", "KiB", "MiB", "GiB"):
         if number < 1024:
             return f"{number:.0f} {unit}" if unit == "B" else f"{number:.1f} {unit}"
@@ -32,7 +32,7 @@ def show_bytes(number: float) -> str:
 
 
 def show_duration(seconds: float) -> str:
-    """A duration with as much precision as a person wants."""
+    """Format a duration, with a precision for people."""
     if 0 < seconds < 0.01:
         return f"{seconds * 1000:.2g} ms"
     if seconds < 1:
@@ -45,12 +45,12 @@ def show_duration(seconds: float) -> str:
 
 
 def show_time(seconds: float, timespec: str = "seconds") -> str:
-    """A time since 1970, in UTC, to the second, or as `datetime.isoformat` takes `timespec`."""
+    """Format a time since 1970, in UTC. `timespec` is that of `datetime.isoformat`."""
     return datetime.datetime.fromtimestamp(seconds, datetime.UTC).isoformat(timespec=timespec)
 
 
 def as_json(value: object) -> str:
-    """One line of JSON, without control characters; what JSON lacks becomes text, as NaN and the infinities do."""
+    """Return one line of JSON, without control characters. Values that JSON lacks, such as NaN, become text."""
     try:
         text = _JSON.encode(value)
     except ValueError:
@@ -59,7 +59,7 @@ def as_json(value: object) -> str:
 
 
 def _spelt(value: object) -> object:
-    """With the names of the numbers that JSON lacks, as JavaScript and Spark spell them."""
+    """Replace numbers that JSON lacks by their names, as JavaScript and Spark spell them."""
     match value:
         case float() if not math.isfinite(value):
             return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
@@ -72,12 +72,12 @@ def _spelt(value: object) -> object:
 
 
 def clean(text: str) -> str:
-    """`text` with control characters escaped, but for line ends and tabs."""
+    """Escape control characters, except for line ends and tabs."""
     if text.isprintable():
         return text
     return "".join(one if one.isprintable() or one in "\n\t" else one.encode("unicode_escape").decode() for one in text)
 
 
 def in_text(value: object) -> str:
-    """A value for people: text as it is, all else as JSON."""
+    """Return text as it is, and any other value as JSON."""
     return value if isinstance(value, str) else as_json(value)

@@ -1,8 +1,8 @@
-"""What watches a process, if anything does: it is told of the requests of the ports, of opens, commits, rounds and
-recoveries as they begin and end, of how far recoveries are, and of what is made. Types only.
+"""The observers of a process, which are notified of requests of the ports, steps, progress and new objects. Types only.
 
-Whoever has an environment tells: `environment.watch` sets who is told. Metrics and traces are observers; `operate` has
-them. An observer must be quick and thread-safe, must not raise, and never changes what it is told of.
+Steps are opens, commits, rounds and recoveries. The environment notifies observers; `environment.watch` registers one.
+`operate` has the observers for metrics and traces. An observer must be quick and thread-safe, must not raise, and never
+changes the observed objects.
 """
 
 from collections.abc import Callable
@@ -10,7 +10,7 @@ from typing import NamedTuple, Protocol
 
 
 class Request(NamedTuple):
-    """One call of a port. `error` is the name of the error that it ended with, empty if it ended well."""
+    """One call of a port. `error` is the name of its error, empty on success."""
 
     log: str
     port: str
@@ -21,9 +21,9 @@ class Request(NamedTuple):
 
 
 class TimedStep(NamedTuple):
-    """What took its time: its name, of which log, and the error that it ended with. `began_s` is since 1970.
+    """A step of a log, with its duration. `began_s` is since 1970; `error` is the name of its error, empty on success.
 
-    `changes` and their `size_bytes` are what a commit makes visible, if it ends well; 0 of every other step.
+    `changes` and `size_bytes` are of a commit's changes, which a success makes visible; 0 for every other step.
     """
 
     name: str
@@ -36,26 +36,29 @@ class TimedStep(NamedTuple):
 
 
 class Observer(Protocol):
-    """Who watches."""
+    """An observer."""
 
     def request(self, request: Request) -> None:
-        """A request of a port is over."""
+        """Receive a completed request of a port."""
         ...
 
     def began(self, step: TimedStep) -> Callable[[TimedStep], None]:
-        """A step begins: `seconds` and `error` are not known yet. What is returned is called once it is over, in the
-        same thread and context; steps that begin in between are within it.
+        """Receive a step that begins, without `seconds` and `error`. Return a callback for its end.
+
+        The callback runs in the same thread and context. Steps that begin in between are nested in this one.
         """
         ...
 
     def progress(self, of: object, log: str, fraction: float, left_s: float | None) -> None:
-        """A recovery of the log, or a table or worker that opens, is that far, from 0 to 1; `left_s` is estimated. `of`
-        stands for it, among others that go on: to be held weakly.
+        """Receive the progress, from 0 to 1, of a recovery, or of a table or worker that opens.
+
+        `of` identifies it; hold it weakly. `left_s` is the estimated remaining time.
         """
         ...
 
     def made(self, thing: object, log: str, name: str) -> None:
-        """A writer, table, standby or materializer was made, of this name within its log: to be asked for its
-        statistics later, and held weakly.
+        """Receive a new writer, table, standby or materializer, of this name within its log.
+
+        Hold it weakly; it gives its statistics later.
         """
         ...

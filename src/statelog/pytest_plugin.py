@@ -1,9 +1,9 @@
 """The pytest plugin: fixtures for tests of programs that use statelog. pytest loads it by its entry point.
 
-statelog_twin    a place for logs in memory, new for each test, which runs in its environment
-statelog_broker  a real Kafka of this session, on this machine's Java: `bootstrap` is host:port
+statelog_twin    an in-memory Kafka and store, new for each test, which runs in its environment
+statelog_broker  a real Kafka of this session, on the local Java: `bootstrap` is host:port
 
-It loads nothing of statelog before a test asks for a fixture.
+The plugin loads nothing of statelog before a test requests a fixture.
 """
 
 from collections.abc import Iterator
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 @pytest.fixture
 def statelog_twin() -> "Iterator[Twin]":
-    """A Kafka cluster and a store in memory, whose clock stands still; the test runs in this environment."""
+    """A Kafka cluster and a store in memory, with a stopped clock. The test runs in this environment."""
     from statelog.testing import Twin
 
     twin = Twin()

@@ -1,6 +1,6 @@
-"""Warnings about slips in the calling program: at its own line, every time.
+"""Warnings about mistakes of the calling program, at its own line, every time.
 
-By default Python shows a warning once per line. A slip that loses something loses it every time.
+By default Python shows a warning once per line. A mistake that loses data loses it every time.
 
 Invariant: the program's warning filters decide, and nothing here changes them.
 """
@@ -18,7 +18,7 @@ def warn_caller(text: str, category: type[Warning]) -> None:
     while frame is not None and frame.f_back is not None and _module_of(frame).partition(".")[0] in _OURS:
         frame = frame.f_back
     assert frame is not None, "Python has frames"
-    # Without a registry Python does not remember that it has shown this line.
+    # Without a registry, Python does not suppress a repeated warning.
     warnings.warn_explicit(text, category, frame.f_code.co_filename, frame.f_lineno, _module_of(frame))
 
 
