@@ -29,7 +29,7 @@ _OUT_OF_ORDER_SEQUENCE_NUMBER = 45
 
 def make_fatal(producer: object) -> None:
     """Put the client of a `ConfluentProducer` that has sent into its fatal state, as a lost tail does."""
-    native = vars(producer)["_native"]
+    native = vars(producer)["_client"].native
     assert isinstance(native, confluent_kafka.Producer)
     libraries = Path(confluent_kafka.__file__).parent.with_name("confluent_kafka.libs")
     (path,) = libraries.glob("librdkafka*.so*")

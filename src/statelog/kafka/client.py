@@ -36,6 +36,7 @@ from statelog.kafka.port import OffsetRange, TopicDescription, TopicSpec
 from statelog.kafka.positions import HighWater, Listed, ask_offsets, known_id
 from statelog.kafka.producer import ConfluentProducer
 from statelog.kafka.reader import ConfluentReader, IdleConsumers
+from statelog.kafka.shared_producer import CLIENTS
 
 _ABSENT = frozenset({"UNKNOWN_TOPIC_OR_PART", "UNKNOWN_TOPIC_ID"})
 _MOVING = _ABSENT | {
@@ -176,7 +177,8 @@ class ConfluentKafka:
     ) -> TopicDescription:
         described, entries = topics[topic], configs[_resource(topic)]
         allowed = described.authorized_operations
-        self._seen.identify(topic, str(described.topic_id))
+        if self._seen.identify(topic, str(described.topic_id)):
+            CLIENTS.retire(self._config, topic)
         return TopicDescription(
             name=topic,
             topic_id=str(described.topic_id),
@@ -201,7 +203,7 @@ class ConfluentKafka:
                 raise AlreadyExists(f"topic {spec.name} exists already", hint=hint, topic=spec.name) from None
             needs = f"CREATE on topic {spec.name}, or on the cluster"
             raise self._error(refused, "creating a topic", needs, topic=spec.name) from None
-        self._seen.forget(spec.name)
+        self._forget(spec.name)
         self._made[spec.name] = self._clock() + self._timeout_s
         self.describe_topic(spec.name)  # Says at once which right is missing; the leaders' client would only time out.
         self.offsets(spec.name, range(spec.partitions))
@@ -216,12 +218,16 @@ class ConfluentKafka:
         except Refused as refused:
             if refused.name not in _ABSENT:
                 raise self._error(refused, "deleting a topic", f"DELETE on topic {topic}", topic=topic) from None
-        self._seen.forget(topic)
+        self._forget(topic)
         retries = self._retries()
         while self.describe_topic(topic) is not None:
             if not retries.again():
                 raise self._unavailable("the topic is still there after its deletion", topic=topic)
         self._seen.forget(topic)
+
+    def _forget(self, topic: str) -> None:
+        self._seen.forget(topic)
+        CLIENTS.retire(self._config, topic)
 
     def offsets(
         self, topic: str, partitions: Sequence[int], *, at_least: Mapping[int, int] | None = None
@@ -323,9 +329,9 @@ class ConfluentKafka:
                 raise self._error(refused, doing, needs, group=group, topic=topic, partition=partition)
 
     def producer(self) -> ConfluentProducer:
-        """A new idempotent producer, with a producer id of its own."""
+        """A new idempotent producer. It shares a client, and so a producer id, with others of the process."""
         self._admin.guard.check()
-        return ConfluentProducer(self._config, self._seen, self._clock)
+        return ConfluentProducer(self._config, self._seen, lambda: not self._admin.guard.is_closed)
 
     def reader(self, topic: str) -> ConfluentReader:
         """A new reader of one topic."""
@@ -348,6 +354,7 @@ class ConfluentKafka:
         if self.is_lent:
             return
         self._admin.close()
+        CLIENTS.close(self._config)
         if self._idle is not None:
             self._idle.close()
 

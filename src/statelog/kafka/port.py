@@ -5,8 +5,8 @@ Two implementations, one contract suite (`tests/contract/test_kafka_contract.py`
 
 What every implementation promises:
 
-- A producer is idempotent and keeps the order of each partition; a *new* producer is a new producer id, so
-  nothing that an old one has in flight can be mistaken for something that the new one sent.
+- A producer is idempotent and keeps the order of each partition. A *new* producer never has the producer id of one
+  that was closed with records in flight, or has one of unknown outcome: none of those can be mistaken for its own.
 - A delivery is reported exactly once, to the callback, from inside `poll` or `close`. What is not a clear yes is
   `UNKNOWN`: it may be in the log now, or appear there later.
 - A reader returns exactly the records of the ranges it was given, in offset order per partition, or raises.
