@@ -99,7 +99,7 @@ def test_a_page_outlives_the_broker(url: str, where: Where, page: Page, own_brok
     page.get_by_text("All facts").click()
     own_broker.kill()
     expect(page.locator("#live .badge").first).to_contain_text("not reached since", timeout=2 * _PATIENCE_MS)
-    expect(page.get_by_role("heading", name="What went wrong lately")).to_be_visible()
+    expect(page.get_by_role("heading", name="Recent errors")).to_be_visible()
     assert page.locator("svg rect").count() > 16
     assert page.locator("#facts").get_attribute("open") is not None, "what is open stays open"
     own_broker.restart()
@@ -122,7 +122,7 @@ def test_a_key_that_is_meant_to_hurt_is_looked_up_by_keyboard(url: str, page: Pa
         page.keyboard.press("Tab")
     page.keyboard.press("Space")
     page.keyboard.press("Enter")
-    expect(page.get_by_role("heading", name="What became of it")).to_be_visible(timeout=_PATIENCE_MS)
+    expect(page.get_by_role("heading", name="Its history")).to_be_visible(timeout=_PATIENCE_MS)
     expect(page.locator("pre.value")).to_have_text("newest")
     expect(page.locator("tbody tr")).to_have_count(2 if "2 changes" in page.inner_text("main") else 1)
     assert page.title() == f"a key of {log_name} - statelog"

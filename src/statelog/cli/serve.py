@@ -76,14 +76,14 @@ def command(session: Session, listening: Listening) -> None:
     """Serve the page."""
     try:
         from statelog.web.app import page_app, serve
-        from statelog.web.looks import PageLooks
+        from statelog.web.views import PageViews
     except ImportError as error:
         raise ConfigError("the page needs starlette, uvicorn and jinja2", hint="pip install 'statelog[web]'") from error
     settings = functools.partial(materializer_settings, session.config)
     settings("")  # Raises for wrong settings of all logs before anything is served.
-    with stopped_by_signals() as control, PageLooks(session.where(), settings) as looks:
+    with stopped_by_signals() as control, PageViews(session.where(), settings) as views:
         serve(
-            page_app(looks, listening),
+            page_app(views, listening),
             listening,
             lambda: _wait(control),
             told=lambda url: session.output.line(f"serving {url}"),

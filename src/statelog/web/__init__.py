@@ -1,3 +1,3 @@
-"""Web: a page that shows logs, read only. Served by `statelog serve`; needs the extra `[web]`."""
+"""Web: a read-only page that shows logs, served by `statelog serve`. Needs the extra `[web]`."""
 
 __all__: list[str] = []

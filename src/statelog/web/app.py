@@ -1,9 +1,10 @@
 """The page: all logs below a root, one log, one key; the events that keep a page live; and `serve`, its server.
 
-Owns requests and answers; what is shown comes from `PageLooks`. Invariants: nothing is written, whatever is asked; only
-the names of logs that are listed are opened; what logs and keys hold reaches a page as text, with control characters
-escaped; a page may load what this server has, and nothing else; an address that cannot be had is an error, and nothing
-is served; a stop ends pages that are live, too.
+Owns requests and answers; their content comes from `PageViews`. Invariants:
+
+- No request writes anything, and only listed logs are opened.
+- Content of logs and keys reaches a page as text, with control characters escaped. A page loads from this server only.
+- An address that cannot be bound is an error, and nothing is served. A stop also ends live pages.
 """
 
 import asyncio
@@ -31,14 +32,14 @@ from statelog.operate.listening import Listening
 from statelog.operate.report import Report, shown, words
 from statelog.operate.rows import BytesText, json_column, shown_rows
 from statelog.schemas.changes.changes import DELETE
-from statelog.web.looks import KeyLook, LogLook, PageLooks, is_no_log
 from statelog.web.pictures import picture_of_runs, picture_of_topics
+from statelog.web.views import KeyView, LogView, PageViews, is_no_log
 
 T = TypeVar("T")
 _WAIT_S = 3.0
 _EVERY_S = 2.0
 _STEPS = 10
-_BEAT_S = 15.0
+_KEEPALIVE_S = 15.0
 _MOST_ROWS = 200
 _MOST_LIVE = 64
 _HEADERS = {
@@ -54,9 +55,9 @@ _GRACE_S = 2
 _POLL_S = 0.02
 
 
-def page_app(looks: PageLooks, listening: Listening) -> Starlette:
-    """The application of a server at this place."""
-    page = _Page(looks)
+def page_app(views: PageViews, listening: Listening) -> Starlette:
+    """Return the application for a server at this address."""
+    page = _Page(views)
     hosts = ["*"] if listening.token else [*_LOOPBACK, listening.host]
     app = Starlette(
         routes=[
@@ -68,7 +69,7 @@ def page_app(looks: PageLooks, listening: Listening) -> Starlette:
             Route("/logs/{name}/key", page.key),
         ],
         middleware=[
-            # Without a token a page elsewhere must not reach this one through a name of its own.
+            # Without a token, no other website may reach this page through a host name of its own.
             Middleware(TrustedHostMiddleware, allowed_hosts=hosts),
             Middleware(_Guarded, listening=listening),
         ],
@@ -78,7 +79,7 @@ def page_app(looks: PageLooks, listening: Listening) -> Starlette:
 
 
 class _Guarded:
-    """Asks for the token, and sends the headers that keep a page to itself."""
+    """A middleware that requires the token, and sends the headers that isolate the page."""
 
     def __init__(self, app: ASGIApp, listening: Listening) -> None:
         self._app = app
@@ -95,18 +96,18 @@ class _Guarded:
         answer = self._app
         if scope["type"] == "http" and not self._listening.admits(Request(scope).headers.get("authorization", "")):
             challenge = {"www-authenticate": 'Basic realm="statelog: the token is the password"'}
-            answer = PlainTextResponse("The token is needed.\n", 401, challenge)
+            answer = PlainTextResponse("A token is needed.\n", 401, challenge)
         await answer(scope, receive, send_guarded)
 
 
 class _Page:
-    """The answers. Looks may take long, so that they are waited for on threads, and for a bounded time."""
+    """The answers. Reads may take long, so they run on threads, and requests wait for a bounded time."""
 
-    def __init__(self, looks: PageLooks) -> None:
-        self._looks = looks
+    def __init__(self, views: PageViews) -> None:
+        self._views = views
         self._templates = _templates()
         self._live = 0
-        self._key_looks = asyncio.Semaphore(2)
+        self._key_slots = asyncio.Semaphore(2)
 
     # ---- all logs
 
@@ -117,13 +118,13 @@ class _Page:
         return self._events(request, lambda: self._render("root_live.html", self._root_values()))
 
     def _root_values(self) -> dict[str, object]:
-        names = self._looks.names(_WAIT_S)
+        names = self._views.names(_WAIT_S)
         count = len(names.value or ())
-        looks = {name: self._looks.log(name, 0.0, count) for name in names.value or ()}
-        for name in [name for name, seen in looks.items() if seen.value is None]:
-            looks[name] = self._looks.log(name, _WAIT_S / count, count)
-        logs = {name: seen for name, seen in looks.items() if not is_no_log(seen)}
-        return {"names": names, "logs": logs, "root": self._looks.root, "path": "/"}
+        views = {name: self._views.log(name, 0.0, count) for name in names.value or ()}
+        for name in [name for name, latest in views.items() if latest.value is None]:
+            views[name] = self._views.log(name, _WAIT_S / count, count)
+        logs = {name: latest for name, latest in views.items() if not is_no_log(latest)}
+        return {"names": names, "logs": logs, "root": self._views.root, "path": "/"}
 
     # ---- one log
 
@@ -140,15 +141,15 @@ class _Page:
         return self._events(request, lambda: self._render("log_live.html", self._log_values(name)))
 
     async def _is_there(self, name: str) -> bool:
-        """Whether the name is listed. While nothing can be listed, what was seen before still has its page."""
-        names = await run_in_threadpool(self._looks.names, _WAIT_S)
+        """Tell whether the name is listed. While the root cannot be listed, names listed before still count."""
+        names = await run_in_threadpool(self._views.names, _WAIT_S)
         return name in (names.value or ())
 
     def _log_values(self, name: str) -> dict[str, object]:
-        seen = self._looks.log(name, _WAIT_S)
-        values: dict[str, object] = {"name": name, "seen": seen, "path": f"/logs/{name}"}
-        if seen.value is not None:
-            values |= _log_values(seen.value)
+        latest = self._views.log(name, _WAIT_S)
+        values: dict[str, object] = {"name": name, "latest": latest, "path": f"/logs/{name}"}
+        if latest.value is not None:
+            values |= _log_values(latest.value)
         return values
 
     # ---- one key
@@ -164,11 +165,11 @@ class _Page:
             bytes_text = BytesText(asked["bytes"])
             number = int(group) if group else None
         except ValueError:
-            return self._html("key.html", {**values, "problem": "The question is not one of this page's."}, status=400)
-        async with self._key_looks:
+            return self._html("key.html", {**values, "problem": "The request is invalid."}, status=400)
+        async with self._key_slots:
             try:
                 found = await run_in_threadpool(
-                    self._looks.key, name, text, bytes_text, number, with_history=bool(asked["history"])
+                    self._views.key, name, text, bytes_text, number, with_history=bool(asked["history"])
                 )
             except StatelogError as error:
                 problem = {"problem": error.message, "hint": error.hint}
@@ -184,9 +185,9 @@ class _Page:
         return self._templates.get_template(template).render(values)
 
     def _events(self, request: Request, render: Callable[[], str]) -> Response:
-        """Server-sent events: what is live of the page, whenever it changes."""
+        """Send the live part of the page as server-sent events, whenever it changes."""
         if self._live >= _MOST_LIVE:
-            return PlainTextResponse("So many pages are live that this one cannot be.\n", 503)
+            return PlainTextResponse("Too many live pages.\n", 503)
         return StreamingResponse(self._changes(request, render), media_type="text/event-stream")
 
     async def _changes(self, request: Request, render: Callable[[], str]) -> AsyncIterator[str]:
@@ -198,7 +199,7 @@ class _Page:
                 if text != last:
                     last, silent_s = text, 0.0
                     yield "".join(f"data: {line}\n" for line in text.splitlines()) + "\n"
-                elif silent_s >= _BEAT_S:
+                elif silent_s >= _KEEPALIVE_S:
                     silent_s = 0.0
                     yield ": still here\n\n"
                 silent_s += await _pause(request)
@@ -207,7 +208,7 @@ class _Page:
 
 
 async def _pause(request: Request) -> float:
-    """Wait for the next look, less long if the server ends; returns how long."""
+    """Wait until the next read is due, or the server ends. Returns the time waited."""
     steps = 0
     while steps < _STEPS and not request.app.state.is_ending:
         await asyncio.sleep(_EVERY_S / _STEPS)
@@ -223,7 +224,7 @@ async def _static(request: Request) -> Response:
     return Response(text, media_type=_STATIC[name], headers={"cache-control": "no-cache"})
 
 
-# ---- what templates are given
+# ---- the values of templates
 
 
 def _templates() -> jinja2.Environment:
@@ -245,16 +246,16 @@ def _templates() -> jinja2.Environment:
     return made
 
 
-def _log_values(look: LogLook) -> dict[str, object]:
-    tables = {one.name: one for one in look.report.listings}
-    runs, partitions = _objects(look.report, "runs"), _objects(look.report, "data_partitions")
+def _log_values(view: LogView) -> dict[str, object]:
+    tables = {one.name: one for one in view.report.listings}
+    runs, partitions = _objects(view.report, "runs"), _objects(view.report, "data_partitions")
     return {
-        "facts": look.report.facts,
-        "budget_s": look.restore_budget_s,
+        "facts": view.report.facts,
+        "budget_s": view.restore_budget_s,
         "tables": [tables[name] for name in ("writers", "leases", "subscriptions") if name in tables],
         "topics": picture_of_topics(partitions),
-        "runs": picture_of_runs(runs, int(str(look.report.facts["key_groups"]))),
-        "look": look,
+        "runs": picture_of_runs(runs, int(str(view.report.facts["key_groups"]))),
+        "view": view,
     }
 
 
@@ -262,8 +263,8 @@ def _objects(report: Report, name: str) -> list[dict[str, Any]]:
     return [dict(zip(one.columns, row, strict=True)) for one in report.listings if one.name == name for row in one.rows]
 
 
-def _key_values(found: KeyLook) -> dict[str, object]:
-    values = shown_rows(found.looked.rows, found.looked.rows.num_rows)
+def _key_values(found: KeyView) -> dict[str, object]:
+    values = shown_rows(found.lookup.rows, found.lookup.rows.num_rows)
     history: list[dict[str, object]] = []
     for batch in found.history.rows if found.history else ():
         plain = ("key_group", "writer", "checkpoint", "position", "timestamp")
@@ -275,8 +276,8 @@ def _key_values(found: KeyLook) -> dict[str, object]:
 
 
 def serve(app: Starlette, listening: Listening, wait: Callable[[], object], *, told: Callable[[str], object]) -> None:
-    """Serve until `wait` returns; `told` gets the URL once pages are answered. Raises ConfigError."""
-    listening.context()  # Refused here, with what to do, and not by the server.
+    """Serve until `wait` returns; call `told` with the URL once pages are answered. Raises ConfigError."""
+    listening.context()  # Raises here, with a hint, before the server does.
     config = uvicorn.Config(
         app,
         log_config=None,
@@ -293,12 +294,12 @@ def serve(app: Starlette, listening: Listening, wait: Callable[[], object], *, t
         try:
             while not server.started:
                 if not thread.is_alive():
-                    raise Unavailable("the server ended before it began")
+                    raise Unavailable("the server ended during its start")
                 time.sleep(_POLL_S)
             port = bound.getsockname()[1]
             told(Listening(host=listening.host, port=port, certificate=listening.certificate).url)
             wait()
         finally:
-            app.state.is_ending = True  # Which ends the pages that are live.
+            app.state.is_ending = True  # Ends live pages.
             server.should_exit = True
             thread.join(_GRACE_S * 2)

@@ -1,7 +1,7 @@
-"""Pictures of a log, as the shapes of an SVG: how full its topics are, and the runs of its newest snapshot. Pure.
+"""Pictures of a log as SVG shapes: the fill of its topics, and the runs of its newest snapshot. Pure.
 
-Invariant: shapes are told by attributes and classes alone, so that the page allows no style of anybody's; each has a
-title, so that what is seen can be read, too.
+Invariants: attributes and classes alone style a shape, so that the page can forbid inline styles; each shape has a
+title as text.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -20,7 +20,7 @@ _LEAST_WIDTH = 1.5
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shape:
-    """A rectangle: where it is, what it is (`kind` is its class), and what it says."""
+    """A rectangle: its place, its class (`kind`), and its title."""
 
     x: float
     y: float
@@ -32,7 +32,7 @@ class Shape:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Label:
-    """A text beside a lane, whose middle is `y`."""
+    """A text next to a lane, whose middle is `y`."""
 
     y: float
     text: str
@@ -40,7 +40,7 @@ class Label:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Picture:
-    """A drawing `WIDTH` wide, and what it shows in one sentence."""
+    """A drawing `WIDTH` wide, and its description in one sentence."""
 
     height: float
     shapes: tuple[Shape, ...]
@@ -52,9 +52,9 @@ Row = Mapping[str, Any]
 
 
 def picture_of_topics(partitions: Sequence[Row]) -> Picture:
-    """A lane for each data partition: what the newest snapshot covers, what it does not yet, and what nobody committed.
+    """Draw a lane for each data partition: offsets in the newest snapshot, committed behind it, and not committed.
 
-    All lanes are of one scale: the fullest is as wide as the picture.
+    All lanes have one scale: the fullest is as wide as the picture.
     """
     lane = _lane(len(partitions))
     most = max((row["log_end"] - row["log_start"] for row in partitions), default=0) or 1
@@ -96,7 +96,7 @@ def _partition(row: Row, y: float, lane: float, scale: float) -> Iterator[Shape]
 
 
 def picture_of_runs(runs: Sequence[Row], key_groups: int) -> Picture:
-    """A lane for each run, from the lowest level down, over the key groups from left to right."""
+    """Draw a lane for each run, from the lowest level down, over the key groups from left to right."""
     ordered = sorted(runs, key=lambda run: (run["level"], -run["end_position"], run["first_key_group"]))
     lanes = [list(same) for _, same in groupby(ordered, key=lambda run: (run["level"], run["end_position"]))]
     lane = _lane(len(lanes))
@@ -131,11 +131,11 @@ def _lane(lanes: int) -> float:
 
 
 def _numbered(texts: Sequence[str], lane: float) -> tuple[Label, ...]:
-    """The texts of the lanes, but only as many as can be read, and a text that repeats the one above not at all."""
+    """Label the lanes, at readable distances, and without repeating the label above."""
     every = max(1, round(_LANE / lane))
-    told = [(number, text) for number, text in enumerate(texts) if number % every == 0]
+    readable = [(number, text) for number, text in enumerate(texts) if number % every == 0]
     return tuple(
         Label(y=number * lane + lane * 0.4, text=text)
-        for at, (number, text) in enumerate(told)
-        if at == 0 or told[at - 1][1] != text
+        for at, (number, text) in enumerate(readable)
+        if at == 0 or readable[at - 1][1] != text
     )

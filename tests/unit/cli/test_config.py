@@ -214,7 +214,7 @@ def test_what_is_said_of_one_log_is_stronger() -> None:
         ("statelog.cli.describe.describe_log", ("list",)),
         ("statelog.cli.doctor.examine", ("doctor", "log")),
         ("statelog.cli.copy.copy_log", ("copy", "source", "log")),
-        ("statelog.web.looks.PageLooks", ("serve",)),
+        ("statelog.web.views.PageViews", ("serve",)),
     ],
 )
 def test_whoever_judges_a_log_does_it_by_its_own_settings(

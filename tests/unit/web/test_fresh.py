@@ -10,7 +10,7 @@ import pytest
 from statelog.environment import Environment
 from statelog.errors import BrokerUnavailable
 from statelog.testing import StillClock
-from statelog.web.looks import Fresh
+from statelog.web.views import Fresh
 
 _SOON_S = 5.0
 _AGE_S = 1.0

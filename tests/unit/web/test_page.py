@@ -26,7 +26,7 @@ from statelog.testing import Fault, Twin
 from statelog.testing.kafka import MemoryKafka
 from statelog.testing.store import MemoryStore, no_store_faults
 from statelog.web.app import page_app, serve
-from statelog.web.looks import PageLooks
+from statelog.web.views import PageViews
 
 HOSTILE = b"\x1b[2J\x00\xff<script>alert('k')</script>\xe2\x80\xae\" onload=\"x"
 _HERE = Listening(host="127.0.0.1", port=0)
@@ -61,8 +61,8 @@ def served(where: Where, listening: Listening = _HERE) -> Generator[str]:
         urls.append(url)
         is_up.set()
 
-    with PageLooks(where, lambda _: MaterializerSettings(restore_budget_s=60.0)) as looks:
-        app = page_app(looks, listening)
+    with PageViews(where, lambda _: MaterializerSettings(restore_budget_s=60.0)) as views:
+        app = page_app(views, listening)
         server = threading.Thread(target=serve, args=(app, listening, is_over.wait), kwargs={"told": told})
         server.start()
         try:
@@ -278,7 +278,7 @@ def test_a_log_that_hangs_or_is_damaged_leaves_the_others_alone(twin: Twin) -> N
     gate = threading.Event()
 
     def hang(_method: str, path: str) -> Fault | None:
-        if path.startswith("manifests/") and threading.current_thread().name.startswith("statelog-look"):
+        if path.startswith("manifests/") and threading.current_thread().name.startswith("statelog-page"):
             assert gate.wait(60)
         return None
 
@@ -344,17 +344,17 @@ def test_a_name_of_somebody_elses_is_not_answered(twin: Twin) -> None:
 
 def test_an_address_that_is_taken_is_refused(twin: Twin) -> None:
     """At once, by name, with what to do."""
-    with served(twin.where()) as url, PageLooks(twin.where(), lambda _: MaterializerSettings()) as looks:
+    with served(twin.where()) as url, PageViews(twin.where(), lambda _: MaterializerSettings()) as views:
         taken = listening_at(url.removeprefix("http://"))
         with pytest.raises(ConfigError, match="the address cannot be bound") as refused:
-            serve(page_app(looks, taken), taken, lambda: None, told=print)
+            serve(page_app(views, taken), taken, lambda: None, told=print)
     assert "another port" in str(refused.value.hint)
 
 
 def test_a_log_that_was_made_anew_is_shown_from_its_beginning(twin: Twin) -> None:
     """What is shown of the old one ends with the look that finds it gone, also if the new one has come as far."""
-    with PageLooks(twin.where(), lambda _: MaterializerSettings()) as looks:
-        seen = looks.log("visits", 30.0)
+    with PageViews(twin.where(), lambda _: MaterializerSettings()) as views:
+        seen = views.log("visits", 30.0)
         assert seen.value
         assert {one.writer for one in seen.value.commits} == {"web"}
         Log.delete("visits", twin.where())
@@ -364,7 +364,7 @@ def test_a_log_that_was_made_anew_is_shown_from_its_beginning(twin: Twin) -> Non
                 writer.commit()
         for _ in range(2):
             twin.clock.advance(60)
-            seen = looks.log("visits", 30.0)
+            seen = views.log("visits", 30.0)
         assert seen.value
         assert [one.position for one in seen.value.commits if one.writer == "anew"] == list(range(11, 2, -1))
         assert len(seen.value.commits) == 9
