@@ -1,4 +1,4 @@
-"""Lake: a Delta Lake table that is kept equal to a log. Needs deltalake, and no Spark."""
+"""Lake: export a log to a Delta Lake table. Needs deltalake, not Spark."""
 
 from statelog.lake.delta import Exported, export
 

@@ -1,18 +1,19 @@
-"""`export`: keeps a Delta Lake table equal to a log, for those who read tables and not logs. Written by delta-rs.
+"""`export`: bring a Delta Lake table to the state of a log. delta-rs writes it.
 
-The first call writes the state of the log, every later one merges the changes behind the position that the table
-holds: the newest change of each key. A call that dies anywhere is simply made again; nothing is applied twice.
+The first call writes the state of the log. Every later call merges the changes behind the table's position, the newest
+change of each key. A call that dies anywhere can be repeated; nothing is applied twice.
 
 Invariants:
-- The table is the state of the log at one position, at every version of it that an export made. Rows and position
-  change in one Delta commit: the position is the version of an application transaction, Delta's own way of making a
-  writer idempotent, under an id that names the log and its ledger topic.
-- A commit is made of the table as it was when the export opened it: if anybody committed meanwhile it fails, and
-  delta-rs tries no merge of its own. Two exporters therefore never apply the same changes twice.
-- If the log was truncated past the table's position, or the value schema evolved, the table is written anew, with a
-  log line: rows that did not change would lack the new fields' defaults. So it is if its history hides who wrote last.
-- A table that holds anything else, or whose rows somebody else changed since, is refused, unless the caller says
-  `replace`: a position says nothing about them. A source that fails leaves the table as it was.
+- Every version of the table that an export made is the state of the log at one position. Rows and position change in
+  one Delta commit. The position is the version of an application transaction, Delta's mechanism for idempotent
+  writers, under an id that names the log and its ledger topic.
+- A commit applies to the table as the export opened it. It fails if anybody committed meanwhile, and delta-rs does not
+  rebase it. So two exporters never apply the same changes twice.
+- All rows are written again, with a log line, if the log was truncated past the table's position, or if the table's
+  history no longer shows the last writer. An evolved value schema has the same effect, because unchanged rows would
+  lack the defaults of new fields.
+- A table that holds anything else, or whose rows somebody else changed since, is refused without `replace`: its
+  position says nothing about these rows. A source that fails leaves the table unchanged.
 """
 
 import json
@@ -58,7 +59,7 @@ if TYPE_CHECKING:
 _LOG = logging.getLogger("statelog.lake")
 _ATTEMPTS = 5
 _DELETED = "statelog-deleted"
-"""The column of a merge's source that says which keys are gone. No field of a value can have its name."""
+"""The column of a merge's source that marks deleted keys. No field of a value can have its name."""
 _APPLICATION = "statelog.application"
 _PLACE = "statelog.place"
 _KEEPING_ROWS = (
@@ -70,21 +71,19 @@ _KEEPING_ROWS = (
     "SET TBLPROPERTIES",
     "UNSET TBLPROPERTIES",
 )
-"""What others may do to the table between two exports: no row is another one after it."""
+"""Operations that others may run on the table between two exports: they change no row."""
 _SCHEME = re.compile(r"(file(?=:)|[a-z][a-z0-9+.-]+(?=:/))", re.IGNORECASE)
 _FILE_URL = re.compile(r"file:(?://(?:localhost)?(?=/)|(?!//))/+([^?#]*)", re.IGNORECASE)
 _BARRED = re.compile(r"[\x00-\x1f\x7f\\\[\]|^#?\ud800-\udfff]|%[0-9a-f]{2}", re.IGNORECASE)
-"""Parts of local paths that delta-rs panics at, takes for another character in some of its calls, or shows no history
-of the table for.
-"""
+"""Parts of local paths that make delta-rs panic, use another path in some calls, or show no history of the table."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Exported:
-    """What a call of `export` did: the table is now the state at `position`, and was that at `previous_position`.
+    """The result of `export`: the table moved from the state at `previous_position` to that at `position`.
 
-    `previous_position` is None if the table is new or was replaced. `is_rewritten` tells whether all rows were written;
-    then `inserted` counts them.
+    `previous_position` is None if the table is new or was replaced. If `is_rewritten`, all rows were written, and
+    `inserted` counts them.
     """
 
     position: int
@@ -114,16 +113,16 @@ def export(
         2
 
     The columns are those of `spark.read.format("statelog")`. `storage_options` are delta-rs's, for object stores.
-    `replace` writes the table anew, whatever it holds. Memory is bounded as in `Recovery.to_parquet`, on our side;
-    delta-rs merges in this process and spills as it sees fit.
+    `replace` overwrites the table, whatever it holds. statelog's memory is bounded as in `Recovery.to_parquet`;
+    delta-rs merges in this process, and spills by its own rules.
 
-    Raises AlreadyExists for a table that is no export of this log, or that others changed since, BeyondEnd or
-    AnchorMismatch if the log lost what the table has, ConfigError (values with times of day, too, for which Delta Lake
-    has no type, and columns whose names differ in case alone), StoreUnavailable, Damaged, Unavailable.
+    Raises AlreadyExists for a table that is no export of this log or that others changed since. Raises BeyondEnd or
+    AnchorMismatch if the log lost changes that the table has. Raises ConfigError also for times of day, for which Delta
+    Lake has no type, and for columns whose names differ only in case. Raises StoreUnavailable, Damaged, Unavailable.
     """
     check_log(log)
     check_kind("table", table, str, os.PathLike, example='"/tables/visits", or the URL of a table')
-    check_kind("replace", replace, bool, example="True, and what the table holds is lost, or False")
+    check_kind("replace", replace, bool, example="True to overwrite the table, or False")
     check_kind("include_key_group", include_key_group, bool, example="True for a column of its own, or False")
     chosen = settings_or(settings, RecoverySettings(holder="export"))
     storage_options = storage_options or {}
@@ -140,46 +139,46 @@ def export(
             with _typed_panics(url):
                 return job.run(DeltaTarget(log, url, storage_options), replace=replace)
         except (BeyondEnd, AnchorMismatch) as error:
-            anew = "" if replace else ". For a table that has what was accepted as lost: export with replace=True"
-            raise error.restated(hint=error.hint + anew) from error
+            more = "" if replace else ". If the table has changes that were accepted as lost, pass replace=True"
+            raise error.restated(hint=error.hint + more) from error
         except Overtaken as other:
             _LOG.warning("%s: %s; the export starts again", mask_url(url), other)
     raise StoreUnavailable(
         "other writers keep committing to the table",
         url=mask_url(url),
-        hint="Run one export at a time, and maintenance of the table between two of them",
+        hint="Run one export at a time, and maintain the table between exports",
     )
 
 
 def _table_url(table: str) -> str:
-    """Return the one URL that all calls of delta-rs get: of a local table absolute and percent-encoded, else as given.
+    """Return the URL for all calls of delta-rs: absolute and percent-encoded for a local table, else as given.
 
-    Raises ConfigError for a local path that delta-rs cannot keep, or for what is none.
+    Raises ConfigError for an invalid path, or a local path that delta-rs cannot use.
     """
     scheme, named = _SCHEME.match(table), _FILE_URL.fullmatch(table)
     if scheme and scheme[1].lower() != "file":
         return table
     if not table or (scheme and not named):
         hint = "Give a path, or file:///absolute/path"
-        raise ConfigError(f"the table {table!r} is neither a path nor the URL of one", hint=hint)
+        raise ConfigError(f"the table {table!r} is neither a path nor a file URL", hint=hint)
     path = str(Path(table).expanduser()) if table.startswith("~/") else table
     path = "/" + unquote(named[1], errors="surrogateescape") if named else path
     barred = _BARRED.search(path) or _BARRED.search(path := os.path.realpath(path))
     if barred is not None:
         hint = "Name a path without [ ] | ^ # ?, backslashes, control characters, and % before two hexadecimal digits"
-        raise ConfigError(f"delta-rs keeps no table in a path with {barred[0]!r}", hint=hint, table=ascii(path))
+        raise ConfigError(f"delta-rs cannot use a path with {barred[0]!r}", hint=hint, table=ascii(path))
     return Path(path).as_uri()
 
 
 @contextmanager
 def _typed_panics(url: str) -> Generator[None]:
-    """Raise StoreUnavailable where delta-rs panics: its PanicException is no Exception, so no caller would catch it."""
+    """Raise StoreUnavailable if delta-rs panics: its PanicException is a BaseException, which callers do not catch."""
     try:
         yield
     except BaseException as error:
         if type(error).__name__ != "PanicException":
             raise
-        hint = "Nothing of this export counts; if it fails again, name another path, or take another deltalake"
+        hint = "Export again: nothing is applied twice. If it fails again, use another path or version of deltalake"
         raise StoreUnavailable(f"delta-rs panicked: {error}", url=mask_url(url), hint=hint) from error
 
 
@@ -190,12 +189,12 @@ class _Export:
     settings: RecoverySettings
 
     def run(self, target: "DeltaTarget", *, replace: bool) -> Exported:
-        """One try. Raises Overtaken if somebody else committed to the table meanwhile."""
+        """Try the export once. Raises Overtaken if somebody else committed to the table meanwhile."""
         is_known = not replace and target.check_own()
         if target.position is None or replace:
-            why = "the table is new" if target.is_new else "it is to be replaced"
+            why = "the table is new" if target.is_new else "`replace` was given"
         elif not is_known:
-            why = "its history was cleaned up, back to after the last export"
+            why = "the table's history no longer reaches back to the last export"
         else:
             try:
                 plan = plan_changes(self.log, AtPosition(target.position), seen=[target.seen])
@@ -204,12 +203,12 @@ class _Export:
                     return self._merge(target, target.position, plan, columns)
                 why = "the columns of the log changed"
             except (NotFound, OffsetGone) as error:
-                why = f"its position was truncated: {error.message}"
+                why = f"the log was truncated past the table's position: {error.message}"
         return self._write(target, why)
 
     def _write(self, target: "DeltaTarget", why: str) -> Exported:
-        """The whole state."""
-        _LOG.info("%s: all rows are written: %s", target.shown, why)
+        """Write the whole state."""
+        _LOG.info("%s: writing all rows: %s", target.shown, why)
         with recover(self.log, at_least=target.seen, settings=self.settings) as recovery:
             place, columns = recovery.plan.place, self._columns(recovery.value_schema)
             with recovery.stream() as stream:
@@ -218,7 +217,7 @@ class _Export:
         return Exported(position=place.position, previous_position=target.position, is_rewritten=True, inserted=written)
 
     def _merge(self, target: "DeltaTarget", previous: int, plan: Plan, columns: pa.Schema) -> Exported:
-        """The changes behind the table's position."""
+        """Merge the changes behind the table's position."""
         counts: dict[str, int] = {}
         if plan.position > previous:
             keys = ["key", "key_group"] if self._names_key_groups else ["key"]
@@ -228,7 +227,7 @@ class _Export:
 
     @property
     def _names_key_groups(self) -> bool:
-        """Whether a key is only unique within its key group, which callers choose."""
+        """True if callers choose key groups, so that a key is unique only within its group."""
         return self.log.descriptor.hash_rule is HashRule.CALLER
 
     def _columns(self, value_schema: ValueSchema) -> pa.Schema:
@@ -239,18 +238,18 @@ class _Export:
                 raise ConfigError(
                     f"Delta Lake has no type for the times of day in column {field.name}",
                     given=str(field.type),
-                    hint="Write the table yourself, from spark.read.format('statelog') with a cast to text",
+                    hint="Write the table with Spark, from spark.read.format('statelog') with a cast to text",
                 )
         for one, other in _alike(found):
             raise ConfigError(
-                f"Delta Lake does not tell the columns {one} and {other} apart",
-                hint="Write the table yourself, from spark.read.format('statelog') with other names",
+                f"Delta Lake cannot tell the columns {one} and {other} apart",
+                hint="Write the table with Spark, from spark.read.format('statelog') with other names",
             )
         return found
 
 
 def _alike(fields: Iterable[pa.Field]) -> Iterator[tuple[str, str]]:
-    """Names beside one another, at any depth, that differ in case alone."""
+    """Yield pairs of sibling names, at any depth, that differ only in case."""
     seen: dict[str, str] = {}
     for field in fields:
         same = seen.setdefault(field.name.lower(), field.name)
@@ -261,20 +260,20 @@ def _alike(fields: Iterable[pa.Field]) -> Iterator[tuple[str, str]]:
 
 
 def _merge_rows(tables: Iterable[pa.Table], columns: pa.Schema) -> Generator[pa.RecordBatch]:
-    """Newest changes as the source of a merge: the table's columns, and whether the key is gone."""
+    """Yield the newest changes as the source of a merge: the table's columns, and whether the key was deleted."""
     wanted = columns.append(pa.field(_DELETED, pa.bool_()))
     for table in tables:
         pieces = table.to_batches(max_chunksize=BATCH_ROWS)
         for piece, batch in zip(pieces, state_batches(table, columns), strict=True):
-            gone = pc.equal(piece.column("op"), DELETE)
-            yield pa.RecordBatch.from_arrays([*batch.columns, gone], schema=wanted)
+            deleted = pc.equal(piece.column("op"), DELETE)
+            yield pa.RecordBatch.from_arrays([*batch.columns, deleted], schema=wanted)
 
 
 class DeltaTarget:
-    """The table as it is now, and what of it belongs to the export. Decides nothing, and never reads the log.
+    """The current table, and the export's part of it. Decides nothing, and never reads the log.
 
-    `position` is the state it holds, None if it is not there or was never exported to; `seen` names the ledger record
-    below it, too, once `check_own` has found it. Raises StoreUnavailable.
+    `position`: the position of its state; None if the table does not exist or has no export.
+    `seen`: that position with the ledger record below it, once `check_own` has found it. Raises StoreUnavailable.
     """
 
     def __init__(self, log: Log, url: str, storage_options: Mapping[str, str]) -> None:
@@ -285,7 +284,7 @@ class DeltaTarget:
         self.seen = ORIGIN
 
     def _opened(self) -> "tuple[deltalake.DeltaTable | None, int | None]":
-        """The table, and the position that it holds."""
+        """Open the table, and read its position."""
         from deltalake import DeltaTable
         from deltalake.exceptions import DeltaError, TableNotFoundError
 
@@ -299,24 +298,24 @@ class DeltaTarget:
 
     @property
     def is_new(self) -> bool:
-        """Whether there was no table yet."""
+        """True if there was no table."""
         return self._table is None
 
     def has_columns(self, columns: pa.Schema) -> bool:
-        """Whether the table has exactly these columns, of these types."""
+        """Tell whether the table has exactly these columns, of these types."""
         from deltalake import Schema
 
         return self._table is not None and self._table.schema() == Schema.from_arrow(columns)
 
     def check_own(self) -> bool:
-        """Whether the table's history reaches back to the last export, so that its rows are known to be that export's.
+        """Tell whether the table's history reaches back to the last export, which proves that the rows are its own.
 
-        Raises AlreadyExists if the table holds anything else, or somebody changed its rows since; StoreUnavailable.
+        Raises AlreadyExists if the table holds anything else or somebody changed its rows since, StoreUnavailable.
         """
         if self._table is None:
             return True
         if self.position is None:
-            raise self._refused("the table holds something else than this log's export, or one of topics it had before")
+            raise self._refused("the table is not an export of this log with its present topics")
         self.seen = Place(self.position)
         for commit in self._history(self._table):
             if commit.get(_APPLICATION) == self._application:
@@ -327,7 +326,7 @@ class DeltaTarget:
         return False
 
     def _history(self, table: "deltalake.DeltaTable") -> Iterator[Mapping[str, object]]:
-        """What was committed to the table, the newest first: often it is the only one that is asked for."""
+        """Yield the commits to the table, newest first. The newest is read alone, because it is often enough."""
         from deltalake.exceptions import DeltaError
 
         try:
@@ -337,7 +336,10 @@ class DeltaTarget:
             raise self._unavailable("be read", error) from error
 
     def write(self, rows: Iterable[pa.RecordBatch], columns: pa.Schema, place: Place) -> int:
-        """Make the table, or replace all its rows and columns; how many rows. Raises Overtaken, StoreUnavailable."""
+        """Make the table, or replace all its rows and columns. Returns the number of rows.
+
+        Raises Overtaken, StoreUnavailable.
+        """
         from deltalake import write_deltalake
 
         source, commit = _Source(rows, columns), self._commit(place)
@@ -355,10 +357,11 @@ class DeltaTarget:
     def merge(
         self, rows: Iterable[pa.RecordBatch], columns: pa.Schema, keys: Iterable[str], place: Place
     ) -> dict[str, int]:
-        """Apply the newest change of each key; the rows inserted, updated and deleted. `rows` have `columns`, and
-        whether the key is gone. Raises Overtaken, StoreUnavailable.
+        """Apply the newest change of each key. Returns how many rows were inserted, updated and deleted.
+
+        `rows` have `columns`, and whether the key was deleted. Raises Overtaken, StoreUnavailable.
         """
-        assert self._table is not None, "only what was exported is merged into"
+        assert self._table is not None, "a merge needs an existing table"
         values = {_quoted(name): f"s.{_quoted(name)}" for name in columns.names}
         source = _Source(rows, columns.append(pa.field(_DELETED, pa.bool_())))
         with self._raising(source):
@@ -378,7 +381,7 @@ class DeltaTarget:
         return {kind: found[f"num_target_rows_{kind}"] for kind in ("inserted", "updated", "deleted")}
 
     def _commit(self, place: Place) -> "deltalake.CommitProperties":
-        """What every commit carries. No retries: delta-rs would add our rows to another's, which may be the same."""
+        """Return the properties of a commit. A retry of delta-rs could add rows that another commit already added."""
         from deltalake import CommitProperties, Transaction
 
         return CommitProperties(
@@ -393,15 +396,15 @@ class DeltaTarget:
 
     @contextmanager
     def _raising(self, source: "_Source") -> Generator[None]:
-        """Around the use of a source's reader: raises what its batches raised, Overtaken, StoreUnavailable."""
+        """Translate errors in the block: raise the error of the source's batches, Overtaken, or StoreUnavailable."""
         from deltalake.exceptions import CommitFailedError, DeltaError
 
         try:
             yield
-        except Exception as error:  # Ctrl-C is nobody else's doing.
+        except Exception as error:  # Ctrl-C passes unchanged.
             if source.failure is not None:
                 raise source.failure from None
-            # A table that was not there, and is now, was made by somebody else.
+            # If a new table exists by now, somebody else made it.
             if isinstance(error, CommitFailedError) or (self.is_new and self._opened()[0] is not None):
                 raise Overtaken("another writer committed to the table") from error
             if isinstance(error, (DeltaError, OSError)):
@@ -409,18 +412,18 @@ class DeltaTarget:
             raise
 
     def _refused(self, why: str) -> AlreadyExists:
-        return AlreadyExists(why, url=self.shown, hint="Name another table, or write this one anew with replace=True")
+        return AlreadyExists(why, url=self.shown, hint="Name another table, or overwrite this one with replace=True")
 
     def _unavailable(self, what: str, error: Exception) -> StoreUnavailable:
         return StoreUnavailable(
             f"the table cannot {what}: {error}",
             url=self.shown,
-            hint="Nothing of this export counts; export again once the table's store answers",
+            hint="Export again once the table's store answers: nothing is applied twice",
         )
 
 
 class _Source:
-    """Batches as a reader for delta-rs. Counts their rows, and remembers what they raised: delta-rs hands on text."""
+    """Batches as a reader for delta-rs. Counts their rows, and stores their error: delta-rs passes on only its text."""
 
     def __init__(self, batches: Iterable[pa.RecordBatch], columns: pa.Schema) -> None:
         self.failure: BaseException | None = None
