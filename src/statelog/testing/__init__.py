@@ -1,6 +1,6 @@
-"""What tests of programs with statelog need: twins in memory, their faults, an environment, and a real broker.
+"""Tools for tests of programs with statelog: twins in memory, their faults, an environment, and a real broker.
 
-No other room imports it but the command line, whose `statelog dev` is the broker.
+Only the command line imports it, for the broker of `statelog dev`.
 """
 
 from statelog.environment import Environment

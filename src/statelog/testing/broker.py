@@ -1,9 +1,10 @@
 """A real Kafka broker on this machine's Java: one KRaft node on loopback, which may be killed and restarted.
 
-`EmbeddedBroker` is what the development command and tests run. Owns its directory (settings, log, data), its process
-and the probe topic; shares the jars, in the user's cache, with every other one. Invariants: listens on 127.0.0.1 only;
-address and data are the same after every restart; `start` and `restart` return only when a record was acknowledged: an
-open port says little, since a node that is starting accepts connections long before it takes one.
+The development command and tests run an `EmbeddedBroker`. It owns its directory (settings, log, data), its process and
+the probe topic, and shares the jars in the user's cache. Invariants:
+
+- It listens on 127.0.0.1 only. Address and data are the same after every restart.
+- `start` and `restart` return only after a record was acknowledged: a starting node accepts connections much earlier.
 """
 
 import fcntl
@@ -39,8 +40,8 @@ def wait_until_ready(
 ) -> None:
     """Wait until a record was produced to `bootstrap` (host:port).
 
-    `still_alive` says whether the broker's process exists: without it there is nothing to wait for.
-    Raises BrokerUnavailable after `timeout_s` seconds, or as soon as the process is gone.
+    `still_alive` tells whether the broker's process exists. Raises BrokerUnavailable after `timeout_s` seconds, or as
+    soon as the process has ended.
     """
     deadline = clock() + timeout_s
     reason = produce_probe(bootstrap, _ATTEMPT_S)
@@ -54,8 +55,8 @@ def wait_until_ready(
 
 
 def produce_probe(bootstrap: str, timeout_s: float) -> str:
-    """Produce one record, to a topic that is made for it, within `timeout_s` seconds. Returns why it failed, or ""."""
-    # Quick to reconnect, because the broker may come up at any moment; silent, because failures are expected.
+    """Produce one record to the probe topic within `timeout_s` seconds. Returns why it failed, or ""."""
+    # Reconnects fast, because the broker may come up at any moment; logs nothing, because failures are expected.
     settings: dict[str, str | int | float | bool] = {
         "bootstrap.servers": bootstrap,
         "socket.connection.setup.timeout.ms": 1000,
@@ -64,7 +65,7 @@ def produce_probe(bootstrap: str, timeout_s: float) -> str:
         "log_level": 0,
     }
     topic = NewTopic(PROBE_TOPIC, num_partitions=1, replication_factor=1)
-    # The client is kept in a name: its futures are never done once it is collected.
+    # The name keeps the client alive: its futures never end once it is collected.
     admin = AdminClient(settings)
     created = admin.create_topics([topic], operation_timeout=timeout_s, request_timeout=timeout_s)
     try:
@@ -80,14 +81,14 @@ def produce_probe(bootstrap: str, timeout_s: float) -> str:
     def delivered(error: KafkaError | None, _message: Message) -> None:
         outcome.append("" if error is None else error.str())
 
-    # Idempotent, as writers are: the first of them after a broker's start has to retry, which its client logs.
+    # Idempotent like writers: the first such producer after a broker's start has to retry, which its client logs.
     producer = Producer({**settings, "enable.idempotence": True, "message.timeout.ms": int(timeout_s * 1000)})
     producer.produce(PROBE_TOPIC, value=b"ready?", partition=0, on_delivery=delivered)
     producer.flush(timeout_s + 1)
     return outcome[0] if outcome else "no delivery report"
 
 
-# Fixed, because the data directory is the broker's own: a new id would not match the data of the last start.
+# Fixed, because the data directory is the broker's own: a new id would not match the data.
 _CLUSTER_ID = "c3RhdGVsb2ctZGV2LTAwMQ"
 _FORMAT_TIMEOUT_S = 60.0
 
@@ -95,9 +96,11 @@ _FORMAT_TIMEOUT_S = 60.0
 class EmbeddedBroker:
     """One Kafka node with its data in `directory`.
 
-    `port` 0 takes a free one; it stays the same for the life of this object. `jars_directory` is where the released
-    jars are kept, by default the user's cache. `on_step` is called with the step under way, for people who wait;
-    `on_spawn` with every process as soon as it exists. `java_options` come last, so that they win.
+    `port`: 0 takes a free one; it stays the same for the lifetime of this object.
+    `jars_directory`: the place of the released jars, by default the user's cache.
+    `on_step`: called with the current step, for people who wait.
+    `on_spawn`: called with every process as soon as it exists.
+    `java_options`: the last options of Java, which override others.
     """
 
     kind = "embedded"
@@ -129,24 +132,24 @@ class EmbeddedBroker:
 
     @property
     def bootstrap(self) -> str:
-        """host:port."""
+        """The address, host:port."""
         return f"127.0.0.1:{self._port}"
 
     @property
     def log_path(self) -> Path:
-        """The file that the broker writes its messages to."""
+        """The file of the broker's messages."""
         return self._directory / "broker.log"
 
     @property
     def process(self) -> ProcessId:
-        """The process of the last start. Raises ClosedError before the first."""
+        """The process of the last start. Raises ClosedError before the first start."""
         if self._process is None:
             raise ClosedError("the broker was not started", directory=str(self._directory))
         return self._process
 
     @property
     def alive(self) -> bool:
-        """Whether its process exists; a paused one does."""
+        """True if its process exists, even paused."""
         return self._process is not None and process.is_alive(self._process)
 
     def start(self) -> None:
@@ -170,38 +173,38 @@ class EmbeddedBroker:
         self._wait()
 
     def stop(self, timeout_s: float = STOP_TIMEOUT_S) -> None:
-        """SIGTERM, then SIGKILL after `timeout_s` seconds; returns when the process is gone. Idempotent."""
+        """End the process by SIGTERM, or by SIGKILL after `timeout_s` seconds, and wait for its end. Idempotent."""
         if self._process is not None and process.end(self._process, timeout_s):
             node.keep_classes(self._directory, self._jars_directory)
 
     def kill(self) -> None:
-        """SIGKILL; returns when the process is gone."""
+        """Kill the process, and wait until it has ended."""
         process.kill(self.process)
 
     def restart(self) -> None:
-        """Start again on the same data and address, killing it first if it lives; returns when it is ready."""
+        """Kill the process if it lives, start again on the same data and address, and wait until it is ready."""
         self.kill()
         self.start()
 
     def pause(self) -> None:
-        """SIGSTOP: it stops answering, and its connections stay open."""
+        """Stop the process by SIGSTOP: it no longer answers, and its connections stay open."""
         os.kill(self.process.pid, signal.SIGSTOP)
 
     def resume(self) -> None:
-        """SIGCONT: end a pause."""
+        """End a pause by SIGCONT."""
         os.kill(self.process.pid, signal.SIGCONT)
 
     def _jars(self) -> Path:
-        directory, tell = self._jars_directory, self._on_step
+        directory, show = self._jars_directory, self._on_step
         directory.mkdir(parents=True, exist_ok=True)
         with locked(directory / "jars.lock"):
             node.clean_abandoned(directory)
             if not (directory / f"kafka-{KAFKA_VERSION}").is_dir():
-                tell(f"fetching Kafka {KAFKA_VERSION} (44 MB, once)")
-            return node.ensure_jars(directory, on_fetched=lambda size: tell(f"fetched {size // 1_000_000} of 44 MB"))
+                show(f"fetching Kafka {KAFKA_VERSION} (44 MB, once)")
+            return node.ensure_jars(directory, on_fetched=lambda size: show(f"fetched {size // 1_000_000} of 44 MB"))
 
     def _write_settings(self) -> Path:
-        """Every start gets a new controller port: only the node itself uses it."""
+        """Write the settings, with a new controller port, which only the node itself uses."""
         data = self._directory / "data"
         made = node.node_properties("127.0.0.1", self._port, free_port(), self.bootstrap, data)
         settings = self._directory / "server.properties"
@@ -236,8 +239,9 @@ class EmbeddedBroker:
 
 
 def cache_directory() -> Path:
-    """Where this user's development broker lives: `$XDG_CACHE_HOME/statelog/dev`, by default below `~/.cache`. Raises
-    ConfigError for a user without a home.
+    """Return the directory of this user's development broker: `$XDG_CACHE_HOME/statelog/dev`, by default in `~/.cache`.
+
+    Raises ConfigError for a user without a home directory.
     """
     try:
         base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
@@ -248,7 +252,7 @@ def cache_directory() -> Path:
 
 
 def free_port() -> int:
-    """A port of the loopback interface that is free at this moment."""
+    """Return a port of the loopback interface that is free at the moment."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
@@ -256,7 +260,7 @@ def free_port() -> int:
 
 @contextmanager
 def locked(path: Path) -> Generator[None]:
-    """Hold the lock file `path`, waiting for its holder. The system releases the lock of a dead process."""
+    """Hold the lock file `path` in the block, after waiting for it. The system releases the lock of a dead process."""
     with path.open("ab") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield

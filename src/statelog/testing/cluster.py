@@ -1,9 +1,8 @@
 """The cluster behind the in-memory Kafka: topics, logs, records in flight, and the accidents of a real cluster.
 
-One `MemoryCluster` is shared by all the simulated processes of a test, each of which sees it through a `MemoryKafka` of
-its own. It owns all state and the one lock over it. Nothing happens by itself: records move when a producer polls or
-when a test says so, so a run is a pure function of the calls made. Invariant: offsets of a partition only grow, except
-through `lose_tail` and `recreate_topic`, which are the accidents that make them shrink.
+All simulated processes of a test share one `MemoryCluster`, each through a `MemoryKafka` of its own. It owns all state
+and the one lock over it. Records move only when a producer polls or a test moves them, so a run is a pure function of
+the calls made. Invariant: offsets of a partition only grow, except by `lose_tail` and `recreate_topic`.
 """
 
 import threading
@@ -44,7 +43,7 @@ _APPENDED_BUT = {
     Fate.FATAL_APPENDED: "_FATAL: the client gave up",
     Fate.ACK_WITHOUT_OFFSET: "acknowledged without an offset",
 }
-"""What their sender is told instead of the offset."""
+"""The reports that senders get instead of the offset."""
 _ALWAYS = frozenset({AnswerKind.TRUE, AnswerKind.LOST})
 _ANSWERS = {
     "offsets": _ALWAYS | {AnswerKind.OLD, AnswerKind.HALF},
@@ -57,7 +56,7 @@ _ANSWERS = {
 
 @dataclass(slots=True)
 class PartitionLog:
-    """One partition. Records below `start` are kept, because a crash of a real broker can bring them back."""
+    """One partition. Records below `start` are retained, because a crash of a real broker can bring them back."""
 
     partition: int
     start: int = 0
@@ -65,14 +64,14 @@ class PartitionLog:
     records: list[Record] = field(default_factory=list[Record])
     leader_epoch: int = 1
     ends: list[int] = field(default_factory=list[int])
-    """The ends that it had before, oldest first: what a deposed leader may still believe."""
+    """Its earlier ends, oldest first, which a deposed leader may still report."""
     spoilt: list[OffsetRange] = field(default_factory=list[OffsetRange])
-    """Batches that no client unpacks."""
+    """Batches that no client can unpack."""
     lagging: int = 0
-    """So many replicas are not in sync."""
+    """The number of replicas that are not in sync."""
 
     def append(self, value: bytes, timestamp_ms: int = -1) -> int:
-        """Append a record; returns its offset."""
+        """Append a record, and return its offset."""
         offset = self.end
         self.ends.append(offset)
         self.records.append(Record(self.partition, offset, value, timestamp_ms))
@@ -80,16 +79,16 @@ class PartitionLog:
         return offset
 
     def index_from(self, offset: int) -> int:
-        """The index of the first record at or above `offset`."""
+        """Return the index of the first record at or above `offset`."""
         return bisect_left(self.records, offset, key=attrgetter("offset"))
 
     def first_from(self, offset: int) -> Record | None:
-        """The first record at or above `offset`, or None."""
+        """Return the first record at or above `offset`, or None."""
         at = self.index_from(offset)
         return self.records[at] if at < len(self.records) else None
 
     def cut_from(self, offset: int) -> None:
-        """Drop everything at and above `offset`, as a leader does that never had it."""
+        """Drop everything at and above `offset`, as a new leader does that lacks it."""
         self.leader_epoch += 1
         del self.records[self.index_from(offset) :]
         del self.ends[bisect_left(self.ends, offset) :]
@@ -107,7 +106,7 @@ class _Topic:
 
 @dataclass(slots=True)
 class Sending:
-    """A record on its way. `report` is called at most once, from its producer's poll or close; then it is None."""
+    """A record in flight. `report` is called at most once, from its producer's poll or close; then it is None."""
 
     attempt: SendAttempt
     fate: Fate
@@ -116,17 +115,17 @@ class Sending:
 
     @property
     def ends_producer(self) -> bool:
-        """Whether its producer is over once it was sent."""
+        """True if sending it ends its producer."""
         return self.fate in (Fate.FATAL, Fate.FATAL_APPENDED)
 
     @property
     def lane(self) -> tuple[int, str, int]:
-        """Records of one lane keep their order: the producer, the topic and the partition."""
+        """Its producer, topic and partition: records of one lane keep their order."""
         return self.attempt.producer, self.attempt.topic, self.attempt.partition
 
 
 class MemoryCluster:
-    """All topics and records of one simulated cluster, and what a test can do to it."""
+    """All topics and records of one simulated cluster, and the accidents that a test can cause."""
 
     def __init__(
         self,
@@ -136,7 +135,7 @@ class MemoryCluster:
         clock: Callable[[], float] | None = None,
         questions: QuestionHook | None = None,
     ) -> None:
-        """`clock`, in seconds since 1970, stamps the records of topics that ask for it; without one nothing does."""
+        """Make a cluster. `clock`, in seconds since 1970, stamps the records of topics with LogAppendTime."""
         self.cluster_id = cluster_id
         self.questions = questions
         self._clock = clock
@@ -144,24 +143,25 @@ class MemoryCluster:
         self.lock = threading.RLock()
         self._arrived = threading.Condition(self.lock)
         self.published: dict[tuple[str, str, int], tuple[int, str]] = {}
-        """Group offsets: (group, topic, partition) to the offset and the text beside it."""
+        """Group offsets: (group, topic, partition) to the offset and its metadata text."""
         self.extras: dict[tuple[str, int, int], tuple[bytes | None, Sequence[tuple[str, bytes]]]] = {}
         """Key and headers of an input's records, by topic, partition and offset; no reader of the port sees them."""
         self._topics: dict[str, _Topic] = {}
         self._held: list[Sending] = []
         self._lost_lanes: set[tuple[int, str, int]] = set()
         self.is_down = False
-        """Whether the cluster answers nobody."""
+        """True while the cluster answers nobody."""
         self._made_topics = self._made_producers = self._calls = 0
         self.sends = 0
-        """How many records were sent, by all producers."""
+        """The number of records sent by all producers."""
         self._past: dict[str, list[TopicDescription | None]] = {}
 
-    # ---- what the port needs
+    # ---- for the port
 
     def answer(self, method: str, topic: str = "", partitions: Iterable[int] = ()) -> Answer:
-        """How the question that is being put is answered. Raises BrokerUnavailable if it fails before anything is done,
-        as for an answer that this call cannot have.
+        """Return the answer to a call. Raises BrokerUnavailable if it fails before any effect.
+
+        An answer that this call cannot have fails in the same way.
         """
         if self.questions is None:
             return TRUE
@@ -170,15 +170,15 @@ class MemoryCluster:
         answer = self.questions(call)
         if answer.kind in _ANSWERS.get(method, _ALWAYS):
             return answer
-        raise BrokerUnavailable("the question was not answered", bootstrap_servers="memory", call=call.number)
+        raise BrokerUnavailable("the call was not answered", bootstrap_servers="memory", call=call.number)
 
     def lose(self, answer: Answer) -> None:
-        """Raise BrokerUnavailable if this was to be done, and its answer to be lost."""
+        """Raise BrokerUnavailable if the answer is LOST; the call has taken effect."""
         if answer.kind is AnswerKind.LOST:
             raise BrokerUnavailable("the answer was lost", bootstrap_servers="memory")
 
     def describe_before(self, topic: str, changes: int) -> TopicDescription | None:
-        """The topic as it was so many changes ago; None if it was not there then."""
+        """Return the topic as it was `changes` changes ago; None if it did not exist then."""
         states = [*self._past.get(topic, [None]), self.describe(topic)]
         return states[max(0, len(states) - 1 - changes)]
 
@@ -197,12 +197,12 @@ class MemoryCluster:
         self._topics[spec.name] = _Topic(spec, f"topic-{self._made_topics}", logs)
 
     def delete(self, topic: str) -> None:
-        """Drop a topic, if it is there."""
+        """Delete a topic if it exists."""
         self._remember(topic)
         self._topics.pop(topic, None)
 
     def describe(self, topic: str) -> TopicDescription | None:
-        """The topic as a broker describes it, or None."""
+        """Return a broker's description of the topic, or None."""
         found = self._topics.get(topic)
         if found is None:
             return None
@@ -216,33 +216,33 @@ class MemoryCluster:
         )
 
     def log(self, topic: str, partition: int) -> PartitionLog:
-        """One partition's log. Raises NotFound."""
+        """Return one partition's log. Raises NotFound."""
         found = self._find(topic, partition)
         if found is None:
             raise NotFound("no such topic or partition", hint="Create the log first", topic=topic, partition=partition)
         return found
 
     def await_record(self, topic: str, position: int, timeout_s: float) -> None:
-        """Wait until another thread has appended to the first partition at or above a position, or the time is over."""
+        """Wait until another thread appends to the first partition at or above a position, or until the time-out."""
         with self._arrived:
             if self.log(topic, 0).end <= position:
                 self._arrived.wait(timeout_s)
 
     def next_producer(self) -> int:
-        """A new producer id."""
+        """Return a new producer id."""
         self._made_producers += 1
         return self._made_producers
 
     def begin(
         self, producer: int, topic: str, partition: int, value: bytes, report: Callable[[Delivery], None]
     ) -> Sending:
-        """Note that a record is sent, and decide its fate."""
+        """Count a sent record, and decide its fate."""
         attempt = SendAttempt(number=self.sends, producer=producer, topic=topic, partition=partition, value=value)
         self.sends += 1
         return Sending(attempt, self.faults.fate(attempt), report)
 
     def advance(self, sending: Sending) -> None:
-        """Move a record as far as its fate and the records before it let it go. Sets its outcome when that is known."""
+        """Move a record as far as its fate and the records before it allow. Sets its outcome once it is known."""
         if sending.fate is Fate.LOSE:
             self._lost_lanes.add(sending.lane)
         if sending.lane in self._lost_lanes:
@@ -257,19 +257,19 @@ class MemoryCluster:
             self._append(sending)
 
     def abandon(self, sending: Sending) -> None:
-        """The producer closes before its record was polled: what was never sent is gone, the rest takes its course."""
+        """Handle a record of a producer that closes without a poll: an unsent one is lost, others take their course."""
         if sending.fate in {Fate.DELAY, Fate.APPEND_UNANSWERED, Fate.ACK_WITHOUT_OFFSET, Fate.FATAL_APPENDED}:
             self.advance(sending)
 
-    # ---- what a test does to the cluster
+    # ---- for tests
 
     @property
     def held(self) -> int:
-        """How many records are on their way."""
+        """The number of records in flight."""
         return len(self._held)
 
     def release(self, count: int | None = None) -> int:
-        """Let delayed records arrive, oldest first. Returns how many did; those behind a lost one vanish."""
+        """Let delayed records arrive, oldest first, and return their number. Records behind a lost one vanish."""
         with self.lock:
             arriving, self._held = self._held[:count], self._held[count:] if count is not None else []
             for sending in arriving:
@@ -277,7 +277,7 @@ class MemoryCluster:
             return len(arriving)
 
     def expire(self) -> int:
-        """The clients give up on delayed records: UNKNOWN at the next poll, yet `release` may still append them."""
+        """Time out delayed records: UNKNOWN at the next poll, though `release` may still append them."""
         with self.lock:
             waiting = [sending for sending in self._held if sending.outcome is None]
             for sending in waiting:
@@ -290,7 +290,7 @@ class MemoryCluster:
             self.is_down = is_down
 
     def records(self, topic: str, partition: int) -> list[Record]:
-        """All records that a reader could read now: the oracle of a test."""
+        """Return all records that a reader could read now, as a test's oracle."""
         with self.lock:
             log = self.log(topic, partition)
             return log.records[log.index_from(log.start) :]
@@ -301,24 +301,24 @@ class MemoryCluster:
             self.log(topic, partition).end += count
 
     def truncate(self, topic: str, partition: int, start: int) -> None:
-        """Somebody else's retention: the log starts at `start` from now on."""
+        """Move the log start to `start`, as the retention of somebody else."""
         with self.lock:
             log = self.log(topic, partition)
             log.start = max(log.start, min(start, log.end))
 
     def rewind_log_start(self, topic: str, partition: int, start: int) -> None:
-        """A broker crashed before it noted the last truncation: records below the log start are back."""
+        """Bring back records below the log start, as after a broker's crash that forgot the last truncation."""
         with self.lock:
             log = self.log(topic, partition)
             log.start = min(log.start, start)
 
     def lose_tail(self, topic: str, partition: int, end: int) -> None:
-        """An unclean election: the new leader's log ends at `end`."""
+        """Cut the log at `end`, as an unclean election does."""
         with self.lock:
             self.log(topic, partition).cut_from(end)
 
     def overwrite(self, topic: str, partition: int, offset: int, value: bytes) -> None:
-        """A record is not what was written. Raises NotFound if there is none at this offset."""
+        """Replace a record's value. Raises NotFound if there is no record at this offset."""
         with self.lock:
             log = self.log(topic, partition)
             found = log.first_from(offset)
@@ -327,7 +327,7 @@ class MemoryCluster:
             log.records[log.index_from(offset)] = found._replace(value=value)
 
     def spoil(self, topic: str, partition: int, start: int, end: int) -> None:
-        """These offsets are one batch that no client unpacks: too large, garbage, or of a wrong checksum."""
+        """Make these offsets one batch that no client unpacks: too large, garbage, or with a wrong checksum."""
         with self.lock:
             self.log(topic, partition).spoilt.append(OffsetRange(start, end))
 
@@ -339,13 +339,13 @@ class MemoryCluster:
             self.create(replace(spec, config={**spec.config, **(config or {})}))
 
     def set_topic_config(self, topic: str, config: Mapping[str, str]) -> None:
-        """An operator changes settings of a topic."""
+        """Change settings of a topic, as an operator does."""
         with self.lock:
             found = self._about_to_change(topic)
             found.spec = replace(found.spec, config={**found.spec.config, **config})
 
     def add_partitions(self, topic: str, count: int) -> None:
-        """An operator adds partitions."""
+        """Add partitions to a topic, as an operator does."""
         with self.lock:
             logs = self._about_to_change(topic).logs
             logs.extend(PartitionLog(len(logs)) for _ in range(count))
@@ -353,7 +353,7 @@ class MemoryCluster:
     # ---- inside
 
     def _about_to_change(self, topic: str) -> _Topic:
-        """A topic that is there, and is remembered as it was. Raises NotFound."""
+        """Return an existing topic, after recording its description. Raises NotFound."""
         self.log(topic, 0)
         self._remember(topic)
         return self._topics[topic]

@@ -1,9 +1,8 @@
-"""`statelog dev start | stop | status`: one development broker per user, kept in the user's cache directory.
+"""`statelog dev start | stop | status`: one development broker per user, in the user's cache directory.
 
-Everything that changes something happens under a lock file, so that two starts give one broker. Prints nothing;
-`on_step` is called with the step under way. Never touches a broker that it did not start. The note
-of the one that runs is written by one rename and never trusted alone: it may outlive its process, so that readers
-compare the process's start time.
+Every change happens under a lock file, so that two starts make one broker. Prints nothing; `on_step` is called with
+the current step. Never touches a broker that it did not start. The note on the running broker is written by one rename.
+Readers compare the process's start time with it, because the note may outlive its process.
 """
 
 import errno
@@ -27,9 +26,9 @@ _PROBE_TIMEOUT_S = 3.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DevBroker:
-    """The development broker as it is now; without one `bootstrap` and `pid` are None.
+    """The status of the development broker; if none runs, `bootstrap` and `pid` are None.
 
-    It takes records if there is no `reason` why not. `was_running` says that a start had nothing to do.
+    `reason`: why it takes no records; empty if it does. `was_running`: a start found it running.
     """
 
     bootstrap: str | None
@@ -42,7 +41,7 @@ class DevBroker:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunningBroker:
-    """A broker that was started: `process_started` is its start time in this system's own unit, port its listener's."""
+    """A started broker. `process_started`: its start time in this system's own unit; `port`: its listener's."""
 
     pid: int
     process_started: str
@@ -51,22 +50,23 @@ class RunningBroker:
 
     @classmethod
     def of(cls, spawned: process.ProcessId, port: int) -> Self:
-        """One of the pinned version, just started."""
+        """Describe a broker of the pinned version that was just started."""
         return cls(pid=spawned.pid, process_started=spawned.started, port=port, kafka_version=KAFKA_VERSION)
 
     @property
     def process_id(self) -> process.ProcessId:
-        """The process, for certain."""
+        """The identity of the process."""
         return process.ProcessId(pid=self.pid, started=self.process_started)
 
 
 def start(
     directory: Path, port: int | None = None, *, heap_mb: int = 512, on_step: Callable[[str], None] = lambda _: None
 ) -> DevBroker:
-    """Start the broker in `directory`, or find it running; returns when it takes records. No `port` is that of the one
-    that runs, or 9092; 0 is any free one. `heap_mb` is the Java heap, in MiB.
+    """Start the broker in `directory`, or find it running, and wait until it takes records.
 
-    Raises ConfigError (no Java, no jgo, port taken, already running on another port), Unavailable (jars not
+    `port`: by default that of the running broker, or 9092; 0 for any free one. `heap_mb`: the Java heap in MiB.
+
+    Raises ConfigError (no Java, no jgo, port taken, already running on another port). Raises Unavailable (jars not
     fetched), Corrupt (jars not the released ones), BrokerUnavailable (not ready in time; with the log's path).
     """
     directory.mkdir(parents=True, exist_ok=True)
@@ -82,7 +82,7 @@ def start(
 
 
 def stop(directory: Path) -> bool:
-    """Stop the broker; returns when its process is gone. False if none ran. Its data stays."""
+    """Stop the broker, and wait until its process has ended; False if none ran. Its data stays."""
     if not directory.is_dir():
         return False
     with locked(directory / _LOCK):
@@ -94,7 +94,7 @@ def stop(directory: Path) -> bool:
 
 
 def status(directory: Path) -> DevBroker:
-    """Look at the broker without changing anything, but for one record in its probe topic. Waits for no lock."""
+    """Return the broker's status. Changes nothing but one record in its probe topic, and waits for no lock."""
     running = read_running(directory)
     reason = "not started" if running is None else produce_probe(_bootstrap(running.port), _PROBE_TIMEOUT_S)
     return _described(directory, running, reason=reason)
@@ -121,7 +121,7 @@ def _start_new(directory: Path, wanted: int | None, heap_mb: int, on_step: Calla
         heap_mb=heap_mb,
         jars_directory=directory,
         on_step=on_step,
-        # Noted before it is ready, so that a start that is killed leaves a broker that stop can find.
+        # Noted before it is ready, so that `stop` finds the broker of a killed start.
         on_spawn=lambda spawned: note_running(directory, RunningBroker.of(spawned, port)),
     )
     broker.start()
@@ -133,14 +133,14 @@ def _usable_port(wanted: int | None) -> int:
         return free_port()
     port = wanted or DEFAULT_PORT
     with socket.socket() as probe:
-        # As Kafka does: connections of an earlier broker that are still closing do not hold the port.
+        # As in Kafka: closing connections of an earlier broker do not hold the port.
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             probe.bind(("127.0.0.1", port))
         except OSError as error:
             taken = error.errno == errno.EADDRINUSE
             problem = "the port is in use by another program" if taken else f"the port cannot be used: {error.strerror}"
-            hint = "Choose another one with --port, or any free one with --port 0"
+            hint = "Choose another port with --port, or any free one with --port 0"
             raise ConfigError(problem, hint=hint, port=port) from error
     return port
 
@@ -157,7 +157,7 @@ def note_running(directory: Path, running: RunningBroker) -> None:
 
 
 def read_running(directory: Path) -> RunningBroker | None:
-    """The broker that the note names, if it lives; None if it is dead, or if there is no readable note."""
+    """Return the broker of the note; None if it is dead, or if there is no readable note."""
     try:
         noted = json.loads((directory / _NOTE).read_text(encoding="ascii"))
         running = RunningBroker(**noted)

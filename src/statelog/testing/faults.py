@@ -1,11 +1,11 @@
 """Faults of the in-memory Kafka: on sent records, and on every call of the port.
 
-Owns the names of what can go wrong, and the two hooks that decide it. It is pure and knows no log. Everything here is
-what a real broker and librdkafka can produce.
+Owns the names of the faults, and the two hooks that choose them. It is pure and knows no log. A real broker and
+librdkafka can produce every fault here.
 
-`Faults.fate(attempt)` is asked once for each record that is sent: what becomes of it, and of the records behind it.
+`Faults.fate(attempt)` is called once for each sent record, and returns the fate of it and of the records behind it.
 
-`QuestionHook(call)` is asked once for each question that a view puts to the cluster, and says how it is answered:
+`QuestionHook(call)` is called once for each request of a view to the cluster, and returns the kind of answer:
 
 | answer      | what happens                                                                          | where          |
 |-------------|---------------------------------------------------------------------------------------|----------------|
@@ -22,10 +22,10 @@ what a real broker and librdkafka can produce.
 | short(k)    | after k records: BeyondEnd, as if the log lost its tail meanwhile                     | read           |
 
 An answer that a call cannot have counts as UNAVAILABLE. The calls, by `Call.method`: cluster_id, describe_topic,
-create_topic, delete_topic, offsets, delete_records, publish_offset, send, poll, read. `poll` is asked only while
-records are in flight. `offsets` asks again by itself, as the real client does, what is missing or lower than what its
-process has seen: each time is a call of its own, and so is the describe_topic that it then makes to see whether the
-topic is still the same (see `positions`). `Call.number` counts the calls of all views of a cluster, from 0.
+create_topic, delete_topic, offsets, delete_records, publish_offset, send, poll, read. `poll` counts only while records
+are in flight. `offsets` repeats itself, as in the real client, for offsets that are missing or lower than its process
+has observed. Each repetition is a call of its own, and so is its describe_topic, which checks that the topic is still
+the same (see `positions`). `Call.number` counts the calls of all views of a cluster, from 0.
 """
 
 from collections.abc import Callable, Mapping
@@ -36,29 +36,29 @@ from typing import Protocol
 
 
 class Fate(Enum):
-    """What becomes of one record that was sent."""
+    """The fate of one sent record."""
 
     DELIVER = "deliver"
     """Appended and reported OK at the next poll."""
     DELAY = "delay"
-    """On its way until the cluster's `release`; later records of this producer and partition wait behind it."""
+    """In flight until the cluster's `release`; later records of this producer and partition wait behind it."""
     LOSE = "lose"
     """Reported UNKNOWN, never appended; so is every later record of this producer and partition."""
     SKIP = "skip"
-    """Reported UNKNOWN, never appended, but later records are: the hole of a record that timed out in the queue."""
+    """Reported UNKNOWN, never appended, but later records are: the gap of a record that timed out in the queue."""
     APPEND_UNANSWERED = "append-unanswered"
     """Appended at the next poll or at close, and reported UNKNOWN: the answer was lost."""
     ACK_WITHOUT_OFFSET = "ack-without-offset"
-    """The same, as a broker does that answers 'duplicate sequence number': UNKNOWN for lack of an offset."""
+    """The same, as from a broker that answers 'duplicate sequence number': UNKNOWN for lack of an offset."""
     FATAL = "fatal"
-    """Never appended, and the producer is over: UNKNOWN for this record and all in flight, later sends are refused."""
+    """Never appended, and the producer ends: UNKNOWN for this record and all in flight; later sends are refused."""
     FATAL_APPENDED = "fatal-appended"
     """The same, but this record was appended."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SendAttempt:
-    """One record at the moment it is sent. `number` counts the sends of the cluster, from 0; `producer` is an id."""
+    """One record when it is sent. `number` counts the sends of the cluster, from 0; `producer` is an id."""
 
     number: int
     producer: int
@@ -71,23 +71,23 @@ class Faults(Protocol):
     """Decides the fate of each record. Called once per send, under the cluster's lock, in order."""
 
     def fate(self, attempt: SendAttempt) -> Fate:
-        """The fate of this record."""
+        """Return the fate of this record."""
         ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScriptedFaults:
-    """Fates by number of the send; all others are delivered."""
+    """Fates by the number of the send; all other records are delivered."""
 
     fates: Mapping[int, Fate] = field(default_factory=dict[int, Fate])
 
     def fate(self, attempt: SendAttempt) -> Fate:
-        """The fate that the script names for this send."""
+        """Return the scripted fate of this send."""
         return self.fates.get(attempt.number, Fate.DELIVER)
 
 
 class AnswerKind(Enum):
-    """How a question is answered; the table at the top says what each does."""
+    """A kind of answer; the table at the top of the module describes each."""
 
     TRUE = "true"
     UNAVAILABLE = "unavailable"
@@ -102,7 +102,7 @@ class AnswerKind(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """How one question is answered. `count` is n of `old`, and k of what happens to a read."""
+    """An answer to one call. `count`: the n of `old`, and the k of answers to a read."""
 
     kind: AnswerKind
     count: int = 0
@@ -112,7 +112,7 @@ TRUE = Answer(AnswerKind.TRUE)
 UNAVAILABLE = Answer(AnswerKind.UNAVAILABLE)
 LOST = Answer(AnswerKind.LOST)
 HALF = Answer(AnswerKind.HALF)
-# Made with their `count`: changes of the past, or records of a read.
+# Made with their `count`: past changes, or records of a read.
 old = partial(Answer, AnswerKind.OLD)
 broken = partial(Answer, AnswerKind.BROKEN)
 stalled = partial(Answer, AnswerKind.STALLED)
@@ -122,7 +122,7 @@ short = partial(Answer, AnswerKind.SHORT)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Call:
-    """One question at the moment it is put. `topic` is empty and `partitions` are none where a call has none."""
+    """One call to the cluster. `topic` and `partitions` are empty for a call without them."""
 
     number: int
     method: str
@@ -131,17 +131,17 @@ class Call:
 
 
 QuestionHook = Callable[[Call], Answer]
-"""Decides how a question is answered. Called once per question, under the cluster's lock, in order."""
+"""Decides how a call is answered. Called once per call, under the cluster's lock, in order."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScriptedQuestions:
-    """A hook out of answers by the number of the call; all others are true. `calls` is what was asked."""
+    """A hook with answers by the number of the call; all others are true. `calls`: the calls so far."""
 
     answers: Mapping[int, Answer] = field(default_factory=dict[int, Answer])
     calls: list[Call] = field(default_factory=list[Call])
 
     def __call__(self, call: Call) -> Answer:
-        """The answer that the script names for this call."""
+        """Return the scripted answer to this call."""
         self.calls.append(call)
         return self.answers.get(call.number, TRUE)

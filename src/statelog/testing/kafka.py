@@ -1,9 +1,8 @@
 """The in-memory twin of the Kafka port, for tests and for simulations of whole systems.
 
-`MemoryKafka` is one process' view of a shared `MemoryCluster`; `join` gives another process its own view. It is thread-
-safe and deterministic: records are appended and reported when their producer polls, and no call ever waits, but that of
-a follower, where `idle` does not say how time passes. The same contract suite holds it to what the real client
-does. It owns no state of the cluster.
+`MemoryKafka` is one process' view of a shared `MemoryCluster`; `join` makes the view of another process. It is
+thread-safe and deterministic: records are appended and reported when their producer polls. No call waits, except for a
+follower's poll without `idle`. One contract suite runs on it and on the real client. It owns no state of the cluster.
 """
 
 from collections import deque
@@ -21,15 +20,15 @@ from statelog.testing.faults import TRUE, Answer, AnswerKind
 _CLOSED = Delivery(DeliveryStatus.UNKNOWN, -1, "the producer was closed before the broker answered")
 _FATAL = Delivery(DeliveryStatus.UNKNOWN, -1, "_FATAL: the producer is over")
 _TRIES = 5
-"""How often a question for offsets is put, where the real client has its request time-out."""
+"""The number of tries for offsets; the real client has a request time-out instead."""
 
 
 class MemoryKafka:
     """One process' view of an in-memory cluster; implements `kafka.Kafka`.
 
-    `idle` is called with the time-out of a poll that found nothing: a simulation advances its clock there, a test with
-    threads sleeps; without it no time passes, but a follower waits for another thread's record. `queue_limit` bounds
-    the records that one producer may have in flight.
+    `idle`: called with the time-out of a poll that found nothing. A simulation advances its clock there, a test with
+    threads sleeps. Without it no time passes, but a follower waits for another thread's record.
+    `queue_limit`: the most records that one producer may have in flight.
     """
 
     def __init__(
@@ -48,7 +47,7 @@ class MemoryKafka:
         self._is_closed = False
 
     def join(self) -> "MemoryKafka":
-        """Another process' view of the same cluster."""
+        """Return another process' view of the same cluster."""
         return MemoryKafka(
             cluster=self.cluster,
             idle=self.idle,
@@ -57,12 +56,12 @@ class MemoryKafka:
         )
 
     def cluster_id(self) -> str:
-        """The cluster's own id. Raises BrokerUnavailable while it is down."""
+        """Return the cluster's id. Raises BrokerUnavailable while it is down."""
         with self._asked("cluster_id") as (cluster, _):
             return cluster.cluster_id
 
     def describe_topic(self, topic: str) -> TopicDescription | None:
-        """The topic as it is now, or None if there is none."""
+        """Return the topic's current description, or None if it does not exist."""
         with self._asked("describe_topic", topic) as (cluster, answer):
             is_old = answer.kind is AnswerKind.OLD
             described = cluster.describe_before(topic, answer.count) if is_old else cluster.describe(topic)
@@ -70,7 +69,7 @@ class MemoryKafka:
             return described
 
     def identify(self, topics: Sequence[str]) -> tuple[str, list[TopicDescription | None]]:
-        """The cluster's own id, and these topics as they are now."""
+        """Return the cluster's id, and the current descriptions of these topics."""
         described = [self.describe_topic(topic) for topic in topics]
         return self.cluster_id(), described
 
@@ -81,7 +80,7 @@ class MemoryKafka:
             self.seen.forget(spec.name)
 
     def delete_topic(self, topic: str) -> None:
-        """Delete a topic; one that is not there counts as deleted."""
+        """Delete a topic; a missing one counts as deleted."""
         with self._asked("delete_topic", topic) as (cluster, _):
             cluster.delete(topic)
             self.seen.forget(topic)
@@ -89,7 +88,7 @@ class MemoryKafka:
     def offsets(
         self, topic: str, partitions: Sequence[int], *, at_least: Mapping[int, int] | None = None
     ) -> dict[int, OffsetRange]:
-        """Log start and log end of each partition, asked again while they are missing or old. Raises NotFound."""
+        """Return log start and log end of each partition; ask again while they are missing or old. Raises NotFound."""
         tries = iter(range(1, _TRIES))
         return ask_offsets(
             topic,
@@ -103,7 +102,7 @@ class MemoryKafka:
     def delete_records(self, topic: str, before: Mapping[int, int]) -> dict[int, int]:
         """Truncate below the offsets in `before`; returns the log starts. Raises Misuse, BeyondEnd, NotFound."""
         if any(offset < 0 for offset in before.values()):
-            raise Misuse("an offset is negative", hint="Kafka would read it as 'everything'", topic=topic)
+            raise Misuse("an offset is negative", hint="Give offsets: Kafka reads it as 'everything'", topic=topic)
         with self._asked("delete_records", topic, before) as (cluster, _):
             for partition, offset in before.items():
                 end = cluster.log(topic, partition).end
@@ -117,33 +116,33 @@ class MemoryKafka:
             return {p: cluster.log(topic, p).start for p in before}
 
     def publish_offset(self, group: str, topic: str, partition: int, offset: int, metadata: str = "") -> None:
-        """Note a group offset in the cluster's `published`. Raises NotFound."""
+        """Store a group offset in the cluster's `published`. Raises NotFound."""
         with self._asked("publish_offset", topic, [partition]) as (cluster, _):
             cluster.log(topic, partition)
             cluster.published[group, topic, partition] = offset, metadata
 
     def published(self, group: str, topic: str, partition: int) -> str:
-        """The text beside a group offset; empty if there is none."""
+        """Return the metadata of a group offset; empty if there is none."""
         with self._asked("published", topic, [partition]) as (cluster, _):
             return cluster.published.get((group, topic, partition), (0, ""))[1]
 
     def producer(self) -> "MemoryProducer":
-        """A new idempotent producer."""
+        """Return a new idempotent producer."""
         self._check_open()
         return MemoryProducer(self)
 
     def reader(self, topic: str) -> "MemoryReader":
-        """A new reader of one topic."""
+        """Return a new reader of one topic."""
         self._check_open()
         return MemoryReader(self, topic)
 
     def follower(self, topic: str, offset: int) -> "MemoryFollower":
-        """A new follower of partition 0 of one topic, from an offset on."""
+        """Return a new follower of partition 0 of one topic, from an offset on."""
         self._check_open()
         return MemoryFollower(self, topic, offset)
 
     def pass_time(self, timeout_s: float) -> None:
-        """Let so much time pass, if the process says how."""
+        """Let this time pass through `idle`, if it is given."""
         if self.idle is not None:
             self.idle(timeout_s)
 
@@ -155,7 +154,7 @@ class MemoryKafka:
     def _asked(
         self, method: str, topic: str = "", partitions: Iterable[int] = ()
     ) -> Generator[tuple[MemoryCluster, Answer]]:
-        """One call: the cluster, locked, and how it answers. What was done stands, also where the answer is lost."""
+        """Make one call: yield the locked cluster and its answer. The effect remains even if the answer is lost."""
         self._check_open()
         with self.cluster.lock:
             self.cluster.check_up()
@@ -179,7 +178,7 @@ class MemoryKafka:
 
 
 def _listed_before(log: PartitionLog, changes: int) -> Listed:
-    """The answer of an older leader, from so many appends ago."""
+    """Return the answer of an older leader, from `changes` appends ago."""
     past = log.ends[-changes:] if changes > 0 else []
     end = past[0] if past else log.end
     return Listed(min(log.start, end), end, log.leader_epoch - 1)
@@ -192,7 +191,7 @@ class MemoryProducer:
         self._kafka = kafka
         self._cluster = kafka.cluster
         self.delivery_timeout_s = kafka.delivery_timeout_s
-        """What the caller is told; in memory only `expire` makes a delayed record time out."""
+        """The time-out for the caller; in memory, only `expire` makes a delayed record time out."""
         with self._cluster.lock:
             self._number = self._cluster.next_producer()
         self._queued: deque[Sending] = deque()
@@ -201,24 +200,24 @@ class MemoryProducer:
         self._is_over = False
 
     def connect(self) -> None:
-        """Memory is near."""
+        """Check that the producer is open; memory needs no connection."""
         self._check_open()
 
     @property
     def in_flight(self) -> int:
-        """Records queued or sent, whose delivery was not reported yet."""
+        """The number of records that are queued or sent, and not reported yet."""
         return len(self._queued) + len(self._on_the_way)
 
     @property
     def is_sound(self) -> bool:
-        """Whether it is open, no record has ended it, and the cluster is there."""
+        """True if it is open, no record has ended it, and the cluster is up."""
         return not (self._is_closed or self._is_over or self._cluster.is_down)
 
     def send(self, topic: str, partition: int, value: bytes, on_delivery: Callable[[Delivery], None]) -> bool:
         """Queue a record; False if the queue is full. Raises ValueTooLarge, BrokerUnavailable after a fatal error."""
         self._check_open()
         if self._is_over:
-            hint = "Close this producer; a new one, after a new Open, settles what became of its records"
+            hint = "Close this producer, and resolve the fate of its records by a new one, after a new Open"
             raise BrokerUnavailable("the producer is over", hint=hint, topic=topic, partition=partition)
         if len(value) >= MAX_MESSAGE_BYTES:
             raise ValueTooLarge(
@@ -236,10 +235,10 @@ class MemoryProducer:
     def poll(self, timeout_s: float) -> int:
         """Append what is queued, then run the callbacks that are due. Returns how many ran."""
         self._check_open()
-        ran = self._turn()
+        ran = self._poll_once()
         if ran == 0 and timeout_s > 0 and self.in_flight:
             self._kafka.pass_time(timeout_s)
-            ran = self._turn()
+            ran = self._poll_once()
         return ran
 
     def close(self) -> None:
@@ -254,12 +253,12 @@ class MemoryProducer:
             self._on_the_way.clear()
             self._queued.clear()
         for sending in leftovers:
-            # The outcome of a record that was released meanwhile is known, of all others nothing is.
+            # Only the outcome of a record that was released meanwhile is known.
             _report(sending, sending.outcome or _CLOSED)
 
-    def _turn(self) -> int:
+    def _poll_once(self) -> int:
         due: list[Sending] = []
-        with self._cluster.lock, suppress(BrokerUnavailable):  # Then nothing moves.
+        with self._cluster.lock, suppress(BrokerUnavailable):  # No record moves after an error.
             answer = self._cluster.answer("poll") if self.in_flight else TRUE
             if not self._cluster.is_down:
                 self._advance()
@@ -272,7 +271,7 @@ class MemoryProducer:
         return len(due)
 
     def _advance(self) -> None:
-        """Move what is queued as far as it goes: all of it, or up to the record that ends this producer."""
+        """Move all queued records, or up to the record that ends this producer."""
         while self._queued and not self._is_over:
             sending = self._queued.popleft()
             self._cluster.advance(sending)
@@ -311,12 +310,12 @@ class MemoryFollower:
         self._topic = topic
         self.position = offset
         self.is_sound = True
-        """Whether the partition had the same leader as in the poll before: a client tells of one that went away."""
+        """True if the partition had the same leader as in the previous poll: a client reports a lost leader."""
         self._leader: tuple[PartitionLog, int] | None = None
         self._is_closed = False
 
     def poll(self, timeout_s: float) -> Sequence[Record]:
-        """Return what is there from its place on; let time pass once if nothing is. Raises Damaged, Unavailable."""
+        """Return the records from `position` on; let time pass once if there are none. Raises Damaged, Unavailable."""
         self.is_sound = True
         try:
             found = self._read()
@@ -366,23 +365,23 @@ class MemoryReader:
         self._kafka = kafka
         self._cluster = kafka.cluster
         self._topic = topic
-        self._turn = 0
+        self._generation = 0
         self._is_closed = False
 
     def read(self, ranges: Mapping[int, OffsetRange], *, stall_timeout_s: float) -> Iterator[Record]:
         """Yield every record of `ranges`, one per partition in turn. Raises Damaged, BrokerUnavailable, NotFound."""
         if self._is_closed:
             raise ClosedError("the reader is closed", hint="Make a new one")
-        self._turn += 1
+        self._generation += 1
         left = {partition: wanted for partition, wanted in ranges.items() if wanted.start < wanted.end}
-        return self._read(self._turn, left, stall_timeout_s)
+        return self._read(self._generation, left, stall_timeout_s)
 
     def close(self) -> None:
         """Refuse further use. Idempotent."""
-        self._turn += 1
+        self._generation += 1
         self._is_closed = True
 
-    def _read(self, turn: int, left: dict[int, OffsetRange], stall_timeout_s: float) -> Iterator[Record]:
+    def _read(self, generation: int, left: dict[int, OffsetRange], stall_timeout_s: float) -> Iterator[Record]:
         if not left:
             return
         with self._cluster.lock:
@@ -400,18 +399,18 @@ class MemoryReader:
                 if record is not None:
                     count += 1
                     yield record
-                    if turn != self._turn:
-                        raise ClosedError("this read was ended by a later one", hint="One read of a reader at a time")
+                    if generation != self._generation:
+                        raise ClosedError("a later read has ended this one", hint="Make one read of a reader at a time")
 
     def _end(self, kind: AnswerKind, partition: int, wanted: OffsetRange, stall_timeout_s: float) -> None:
-        """Raise what a reader raises whose log, leader or connection went away in the middle."""
+        """Raise the error of a reader that loses its log, leader or connection during a read."""
         if kind is AnswerKind.GONE:
             check_range(self._topic, partition, wanted, OffsetRange(wanted.start + 1, wanted.end))
         if kind is AnswerKind.SHORT:
             check_range(self._topic, partition, wanted, OffsetRange(0, wanted.end - 1))
         if kind is AnswerKind.STALLED:
             self._kafka.pass_time(stall_timeout_s)
-        problem = "the read was broken off"
+        problem = "the read was interrupted"
         raise BrokerUnavailable(problem, topic=self._topic, partition=partition, next_offset=wanted.start)
 
     def _check(self, partition: int, wanted: OffsetRange) -> None:
@@ -420,7 +419,7 @@ class MemoryReader:
         check_range(self._topic, partition, wanted, OffsetRange(log.start, log.end))
 
     def _step(self, partition: int, left: dict[int, OffsetRange]) -> Record | None:
-        """The next record of a partition, or None at its end; asked each time, since the log may change."""
+        """Return the next record of a partition, or None at its end. The log may change between two calls."""
         wanted = left[partition]
         with self._cluster.lock:
             self._check(partition, wanted)

@@ -1,7 +1,7 @@
 """The broker's process: detached from its starter, recognised later, ended reliably.
 
-A process is known by its id and its start time, because ids are used again. Owns no file but the log that the
-process writes. Works on processes of other parents: `statelog dev stop` is not the one that started the broker.
+A process is identified by its id and its start time, because ids are reused. Owns only the log file that the process
+writes. Works on processes of other parents: `statelog dev stop` is not the process that started the broker.
 """
 
 import os
@@ -20,7 +20,7 @@ _KILL_TIMEOUT_S = 10.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProcessId:
-    """A process for certain: `started` is its start time in whatever unit this system tells it."""
+    """The identity of a process: `started` is its start time in this system's own unit."""
 
     pid: int
     started: str
@@ -29,7 +29,7 @@ class ProcessId:
 def spawn(command: Sequence[str], directory: Path, log: Path) -> ProcessId:
     """Start `command` in `directory`, in a session of its own, with its output appended to `log`.
 
-    A session of its own keeps the terminal's Ctrl-C and hang-up, which are meant for the starter, from the broker.
+    The session keeps the terminal's Ctrl-C and hang-up, which are meant for the starter, from the broker.
     """
     with log.open("ab") as output:
         child = subprocess.Popen(  # noqa: S603 - the arguments are the broker's own
@@ -40,7 +40,7 @@ def spawn(command: Sequence[str], directory: Path, log: Path) -> ProcessId:
             stderr=output,
             start_new_session=True,
         )
-    # The child outlives this object on purpose; an exit code that was set keeps Python from warning about it.
+    # The child outlives this object on purpose; setting an exit code keeps Python from warning about it.
     child.returncode = 0
     found = identify(child.pid)
     if found is None:
@@ -49,20 +49,20 @@ def spawn(command: Sequence[str], directory: Path, log: Path) -> ProcessId:
 
 
 def identify(pid: int) -> ProcessId | None:
-    """The process that has this id now, or None if there is none or if it is dead and only not yet collected."""
+    """Return the process with this id; None if there is none, or only a zombie."""
     with suppress(ChildProcessError):
-        os.waitpid(pid, os.WNOHANG)  # A dead child of ours that is not collected would look alive forever.
+        os.waitpid(pid, os.WNOHANG)  # Collects a dead child of this process.
     started = _start_time(pid)
     return None if started is None else ProcessId(pid=pid, started=started)
 
 
 def is_alive(process: ProcessId) -> bool:
-    """Whether this very process, and not a later one of the same id, exists."""
+    """Tell whether this process exists, and not a later one with the same id."""
     return identify(process.pid) == process
 
 
 def end(process: ProcessId, timeout_s: float) -> bool:
-    """SIGTERM, then SIGKILL after `timeout_s` seconds; returns when it is gone: whether it was there and obeyed."""
+    """End a process by SIGTERM, or by SIGKILL after `timeout_s` seconds. Returns whether SIGTERM ended it."""
     was_there = is_alive(process)
     _signal(process, signal.SIGTERM)
     # A stopped process acts on SIGTERM only once it runs again.
@@ -74,14 +74,14 @@ def end(process: ProcessId, timeout_s: float) -> bool:
 
 
 def kill(process: ProcessId) -> None:
-    """SIGKILL; returns when it is gone."""
+    """Kill a process, and wait until it has ended."""
     _signal(process, signal.SIGKILL)
     if not wait_for(lambda: not is_alive(process), _KILL_TIMEOUT_S):
         raise StatelogError("the broker's process does not die", hint="Find out what it waits for", pid=process.pid)
 
 
 def tail(log: Path, lines: int = 5) -> str:
-    """The last lines of a log, for an error message."""
+    """Return the last lines of a log, for an error message."""
     try:
         text = log.read_text(encoding="utf-8", errors="replace")
     except FileNotFoundError:
@@ -102,19 +102,19 @@ def _start_time(pid: int) -> str | None:
         fields = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
     except (FileNotFoundError, ProcessLookupError):
         return None
-    # Counted behind the program's name: 0 is the state, 19 the start time in clock ticks since the machine started.
+    # Fields after the program's name: 0 is the state, 19 the start time in clock ticks since boot.
     return None if fields[0] in {"Z", "X"} else fields[19]
 
 
 def _start_time_by_ps(pid: int) -> str | None:
-    """On systems without /proc."""
-    said = subprocess.run(  # noqa: S603 - fixed arguments and a number
+    """Read the start time on systems without /proc."""
+    listed = subprocess.run(  # noqa: S603 - fixed arguments and a number
         ["ps", "-o", "stat=,lstart=", "-p", str(pid)],  # noqa: S607 - where ps lies differs between systems
         capture_output=True,
         text=True,
         check=False,
     ).stdout.split(maxsplit=1)
-    return None if len(said) < 2 or said[0].startswith("Z") else said[1].strip()
+    return None if len(listed) < 2 or listed[0].startswith("Z") else listed[1].strip()
 
 
 def wait_for(
@@ -125,7 +125,7 @@ def wait_for(
     clock: Callable[[], float] = time.monotonic,
     sleep: Callable[[float], None] = time.sleep,
 ) -> bool:
-    """Whether `condition` became true within `timeout_s` seconds. It is asked at least once."""
+    """Wait until `condition` is true, and return True; False after `timeout_s` seconds. Checks at least once."""
     deadline = clock() + timeout_s
     while not condition():
         if clock() >= deadline:

@@ -1,11 +1,11 @@
 """The in-memory twin of the store port, for tests and for the simulation of a whole system.
 
-Owns a `MemoryDisk` that any number of `MemoryStore` handles share, as processes share a bucket. A hook decides per
-call whether it fails, and on which side of its effect; a disk can be full, its files can be damaged on purpose, and it
-can be told to stop honouring put-if-absent, as a gateway does that was set up anew. The clock is a parameter. Apart
-from that it keeps every promise of the port, and invents no outcome a real store lacks.
+Owns a `MemoryDisk` that any number of `MemoryStore` handles share, as processes share a bucket. A hook decides for each
+call whether it fails, before or after its effect. A disk can be full, its files can be damaged on purpose, and it can
+stop honouring put-if-absent, as a reconfigured gateway may. The clock is a parameter. Otherwise the twin keeps every
+promise of the port, and has no outcome that a real store lacks.
 
-Invariants: all files change under one lock and are immutable bytes, so nothing torn is ever visible.
+Invariants: all files change under one lock and are immutable bytes, so no torn file is ever visible.
 """
 
 import io
@@ -23,18 +23,18 @@ from statelog.store.url import check_path
 
 
 class Fault(Enum):
-    """What happens to one call. Each of them raises StoreUnavailable."""
+    """The fault of one call. Each raises StoreUnavailable."""
 
     BEFORE = "before"
-    """Nothing took effect and nothing will."""
+    """The call has no effect, now or later."""
     AFTER = "after"
-    """It took effect, and the answer was lost."""
+    """The call took effect, and the answer was lost."""
     LATE = "late"
-    """It takes effect when the disk is told to `settle`: a write that was cut off, but not stopped."""
+    """The call takes effect at the disk's `settle`: a write whose connection broke, but which went on."""
 
 
 FaultHook = Callable[[str, str], Fault | None]
-"""Asked once per call with the method's name and the path, before anything happens. It may block or raise, too."""
+"""Called once per call with the method's name and the path, before anything happens. It may also block or raise."""
 
 
 class _File(NamedTuple):
@@ -43,7 +43,7 @@ class _File(NamedTuple):
 
 
 def no_store_faults(_method: str, _path: str) -> Fault | None:
-    """Every call succeeds."""
+    """Let every call succeed."""
     return None
 
 
@@ -54,65 +54,65 @@ class MemoryDisk:
         self.clock = clock
         self.capacity_bytes = capacity_bytes
         self.honours_absence = True
-        """Set to False it is a store that stopped keeping its word: every create overwrites, and says that it won."""
+        """If False, the store breaks put-if-absent: every create overwrites, and reports success."""
         self._lock = RLock()
         self._files: dict[str, _File] = {}
         self._late: list[Callable[[], None]] = []
         self._tokens = 0
 
     def next_token(self) -> str:
-        """A name that this disk never gave before; counted, so that the same run makes the same names."""
+        """Return a new name; a counter, so that the same run makes the same names."""
         with self._lock:
             self._tokens += 1
             return str(self._tokens)
 
     def used_bytes(self) -> int:
-        """The size of all files together."""
+        """Return the total size of all files."""
         with self._lock:
             return sum(len(file.data) for file in self._files.values())
 
     def write(self, path: str, data: bytes, *, absent: bool) -> None:
-        """Write a file whole. Raises AlreadyExists if it must be `absent` and is not, StorageFull with no effect."""
+        """Write a whole file. Raises AlreadyExists if it must be `absent` and is not, StorageFull without effect."""
         with self._lock:
             old = self._files.get(path)
             if absent and old is not None and self.honours_absence:
-                raise AlreadyExists(f"{path} is there already", path=path)
+                raise AlreadyExists(f"{path} exists already", path=path)
             grown = self.used_bytes() + len(data) - (len(old.data) if old else 0)
             if self.capacity_bytes is not None and grown > self.capacity_bytes:
                 raise StorageFull("The disk is full", path=path, capacity_bytes=self.capacity_bytes)
             self._files[path] = _File(bytes(data), self.clock())
 
     def get(self, path: str) -> bytes:
-        """The bytes of a file. Raises NotFound."""
+        """Return the bytes of a file. Raises NotFound."""
         with self._lock:
             if path not in self._files:
                 raise NotFound(f"There is no {path}", path=path)
             return self._files[path].data
 
     def remove(self, path: str) -> None:
-        """Delete a file, if it is there: by a store, or by a test as damage."""
+        """Delete a file if it exists: for a store, or for a test as damage."""
         with self._lock:
             self._files.pop(path, None)
 
     def files(self, prefix: str) -> list[FileInfo]:
-        """All files whose full path starts with `prefix`."""
+        """Return all files whose full path starts with `prefix`."""
         with self._lock:
             return [FileInfo(p, len(f.data), f.modified_s) for p, f in self._files.items() if p.startswith(prefix)]
 
     def postpone(self, effect: Callable[[], None]) -> None:
-        """Keep an effect for `settle`."""
+        """Postpone an effect until `settle`."""
         with self._lock:
             self._late.append(effect)
 
     def settle(self) -> int:
-        """Let every late write arrive now, in order; those that lose or do not fit change nothing. Returns how many."""
+        """Apply every late write, in order, and return their number. Writes that lose or do not fit change nothing."""
         with self._lock:
             late, self._late = self._late, []
         for effect in late:
             try:
                 effect()
             except (AlreadyExists, StorageFull):
-                # Its caller was told "unavailable" long ago and can hear no more of it.
+                # Its caller got StoreUnavailable long ago.
                 continue
         return len(late)
 
@@ -132,17 +132,17 @@ class MemoryDisk:
 
 
 class MemoryStore(Store):
-    """One log's directory on a `MemoryDisk`, as one process sees it: faults are per handle, files are shared."""
+    """One process's handle on a log's directory of a `MemoryDisk`: faults are per handle, files are shared."""
 
     def __init__(self, disk: MemoryDisk, log: str, *, faults: FaultHook = no_store_faults) -> None:
         self.disk = disk
-        """The disk behind it, for damage and for further handles."""
+        """The disk, for damage and for further handles."""
         self._prefix = f"{check_name('log', log)}/"
         self._faults = faults
 
     @property
     def url(self) -> str:
-        """A URL for people; nothing else can open it."""
+        """A URL for people; it cannot be opened."""
         return f"memory://twin/{self._prefix.rstrip('/')}"
 
     def check(self) -> None:
@@ -165,17 +165,17 @@ class MemoryStore(Store):
         local.write_bytes(self._bytes_of("download", check_path(path)))
 
     def open(self, path: str) -> AbstractContextManager[BinaryIO]:
-        """A reader over the bytes that the file has now."""
+        """Return a reader of the file's current bytes."""
         return io.BytesIO(self._bytes_of("open", check_path(path)))
 
     def free_bytes(self) -> int | None:
-        """What the disk has left, if it is bounded."""
+        """Return the disk's free space, if it is bounded."""
         self._ask("free_bytes", "")
         limit = self.disk.capacity_bytes
         return None if limit is None else max(0, limit - self.disk.used_bytes())
 
     def now_s(self) -> float:
-        """The disk's clock."""
+        """Return the time of the disk's clock."""
         self._ask("now_s", "")
         return self.disk.clock()
 
@@ -189,7 +189,7 @@ class MemoryStore(Store):
         self._effect("delete", path, lambda: self.disk.remove(self._prefix + path))
 
     def siblings(self) -> Sequence[str]:
-        """The first parts of all paths on the disk."""
+        """Return the first parts of all paths on the disk."""
         self._ask("list", "..")
         return sorted({info.path.partition("/")[0] for info in self.disk.files("")})
 
@@ -203,7 +203,7 @@ class MemoryStore(Store):
         return self.disk.get(self._prefix + path)
 
     def _ask(self, method: str, path: str) -> None:
-        """A call without effect: any fault means that it is not answered."""
+        """Make a call without effect: any fault leaves it unanswered."""
         if self._faults(method, path) is not None:
             raise self._unavailable(method, path)
 

@@ -1,23 +1,24 @@
-"""`Twin`: a whole place for logs in memory: a Kafka cluster, a store, a clock that stands still, consumer groups; and
-`environment`, the door through which a clock of a test, and its crash points, reach the code.
+"""`Twin`: a Kafka cluster, a store, a clock and consumer groups in memory; and `environment`, which gives a test's
+clock and crash points to the code.
 
     twin = Twin()
     with twin.environment():
         with statelog.table("counts", twin.where(), create=True) as counts:
             ...
 
-What a program does there is what it does on a real cluster, in milliseconds, and the same every time. Owns nothing
-outside of this process.
+A program behaves there as on a real cluster, in milliseconds, and the same every time. Owns nothing outside of this
+process.
 
-A group gives every member its fair share by itself. A test that decides itself says who has what with `give`, at any
-time, and its members may hear of it late, or wrongly. What a group may do is what Kafka and its client do: give a
-partition to a member while the one before still works on it, call a loss a revocation, take a partition and give it
-back within one poll, say nothing for long, and refuse to answer.
+A group gives every member a fair share by itself. A test can assign partitions with `give` instead, at any time, and
+its members may learn of it late, or wrongly. A group has only the faults of Kafka and its client:
+
+- It gives a partition to a member while the previous owner still works on it, or takes and returns one within a poll.
+- It reports a loss as a revocation, is silent for long, or refuses to answer.
 
 An object keeps the environment that it was made in:
 
     with environment(clock=StillClock(), crash=crash_at("sent")):
-        writer = Writer(log, "web")  # lives by this clock, and dies behind that step
+        writer = Writer(log, "web")  # uses this clock, and crashes after that step
 """
 
 import threading
@@ -40,13 +41,13 @@ from statelog.testing.kafka import MemoryKafka
 from statelog.testing.store import Fault, FaultHook, MemoryDisk, MemoryStore, no_store_faults
 
 _IDLE_S = 5.0
-_LOOK_S, _OPENING_LOOKS = 0.001, 500
-"""While tables are opened, the clock stands still so many looks: how long it really takes is nothing that tests see."""
+_PAUSE_S, _OPENING_PAUSES = 0.001, 500
+"""While tables are opened, the clock stands still for so many pauses: tests do not depend on the real time of it."""
 
 
 @dataclass(slots=True)
 class MemoryGroup:
-    """The coordinator of a group on one topic. Members fetch `batch` messages at once; `shares`: it decides itself."""
+    """The coordinator of a group on one topic. `batch`: messages of a fetch. `shares`: it assigns partitions itself."""
 
     cluster: MemoryCluster
     topic: str
@@ -63,20 +64,23 @@ class MemoryGroup:
         return [self.cluster.log(self.topic, one).end for one in range(found.partitions if found else 0)]
 
     def give(self, partition: int, to: "MemoryMember | None", *, waits: bool) -> None:
-        """Make a partition another member's. `waits`: once its owner has given it up; else that is told it was lost."""
-        was = self.owner.get(partition)
-        if was is to:
+        """Assign a partition to another member, or to none.
+
+        `waits`: only after its owner has released it; otherwise the owner is notified that it lost the partition.
+        """
+        previous = self.owner.get(partition)
+        if previous is to:
             return
         self.owner[partition] = to
-        if was is not None and waits:
-            was.tell("revoked", partition, then=lambda: self._assign(partition, to))
+        if previous is not None and waits:
+            previous.tell("revoked", partition, then=lambda: self._assign(partition, to))
             return
-        if was is not None:
-            was.tell("lost", partition)
+        if previous is not None:
+            previous.tell("lost", partition)
         self._assign(partition, to)
 
     def share(self) -> None:
-        """Give every member its part, if the group decides that."""
+        """Assign every member its share, if the group assigns partitions itself."""
         if self.shares and self.members:
             for partition in range(len(self.ends)):
                 self.give(partition, self.members[partition % len(self.members)], waits=True)
@@ -87,33 +91,33 @@ class MemoryGroup:
 
 
 class MemoryMember:
-    """One member; implements `GroupMember`. With nothing to give it calls `idle` with how long it may wait."""
+    """One member; implements `GroupMember`. Without messages it calls `idle` with the time that it may wait."""
 
     def __init__(self, group: MemoryGroup, listener: GroupListener, idle: Callable[[float], None]) -> None:
         self._group = group
         self._listener = listener
         self._idle = idle
         self._batch: deque[tuple[int, int]] = deque()
-        self._told: deque[tuple[str, int, Callable[[], None]]] = deque()
+        self._notices: deque[tuple[str, int, Callable[[], None]]] = deque()
         self.places: dict[int, int] = {}
         self.given: set[int] = set()
         self.is_deaf = False
-        """Whether it hears nothing of the group for now: it is stopped, or cut off."""
+        """True while it learns nothing from the group: it is stopped, or disconnected."""
         self.calls_losses_revocations = False
         group.members.append(self)
         group.share()
 
     @property
     def has_all(self) -> bool:
-        """Whether it reads every partition that is its own."""
-        return not self._told and self.given == self.places.keys()
+        """True if it reads every partition that it owns."""
+        return not self._notices and self.given == self.places.keys()
 
     def tell(self, what: str, partition: int, then: Callable[[], None] = lambda: None) -> None:
-        """The group has something to say, at the next poll."""
-        self._told.append((what, partition, then))
+        """Queue a notice of the group for the next poll."""
+        self._notices.append((what, partition, then))
 
     def poll(self, timeout_s: float) -> Taken | None:
-        """Everything that there is to be told, and a message of the partition that is furthest behind."""
+        """Deliver all notices, then return a message of the partition that is furthest behind."""
         if not self.is_deaf:
             self._hear()
         if not self._batch:
@@ -126,7 +130,7 @@ class MemoryMember:
         return self.at_hand()
 
     def at_hand(self) -> Taken | None:
-        """One of those that were fetched, unless its partition is not read any more."""
+        """Return a fetched message of a partition that is still read."""
         while self._batch:
             partition, offset = self._batch.popleft()
             if partition in self.places:
@@ -160,8 +164,8 @@ class MemoryMember:
             places[partition] += 1
 
     def _hear(self) -> None:
-        while self._told:
-            what, partition, then = self._told.popleft()
+        while self._notices:
+            what, partition, then = self._notices.popleft()
             if what == "assigned":
                 self.given.add(partition)
                 self._listener.assigned([partition])
@@ -175,36 +179,36 @@ class MemoryMember:
             then()
 
     def read_from(self, offsets: Mapping[int, int]) -> None:
-        """From there on."""
+        """Read these partitions from these offsets on."""
         new = {one: offset for one, offset in offsets.items() if one in self.given}
         self.places.update(new)
         self._batch = deque(one for one in self._batch if one[0] not in new)
 
     def stop(self, partitions: Sequence[int]) -> None:
-        """No more."""
+        """Stop reading these partitions."""
         for one in partitions:
             self.places.pop(one, None)
 
     def is_current(self, partition: int, offset: int) -> bool:
-        """Only who may hear the group is told; and only an owner that has heard everything is one."""
+        """Tell whether this member owns the partition. Always False while it is deaf or has undelivered notices."""
         assert offset >= 0
-        return not self.is_deaf and not self._told and self._group.owner.get(partition) is self
+        return not self.is_deaf and not self._notices and self._group.owner.get(partition) is self
 
     def publish(self, offsets: Mapping[int, int]) -> None:
-        """What tools see from now on."""
+        """Publish offsets for tools."""
         self._group.published.update(offsets)
 
     def known_end(self, partition: int) -> int | None:
-        """As it is, of what is read."""
+        """Return the log end of a partition that is read; None for others."""
         return self._group.ends[partition] if partition in self.places else None
 
     def close(self) -> None:
-        """Leave: what is still given is another's at once."""
+        """Leave the group, which assigns the partitions to others at once."""
         if self in self._group.members:
             self._group.members.remove(self)
-            for _, _, then in self._told:
+            for _, _, then in self._notices:
                 then()
-            self._told.clear()
+            self._notices.clear()
             for partition, owner in list(self._group.owner.items()):
                 if owner is self:
                     self._group.owner[partition] = None
@@ -212,14 +216,14 @@ class MemoryMember:
 
 
 class Crash(BaseException):
-    """The end of a simulated process. No code of statelog takes it for an error that it could handle."""
+    """The end of a simulated process. It is a BaseException, so no code of statelog handles it as an error."""
 
 
 def crash_at(step: str, times: int = 1) -> CrashPoint:
-    """A crash point that raises Crash when this step is done for the `times`-th time, and never again.
+    """Return a crash point that raises Crash when this step is done for the `times`-th time, and never again.
 
-    `environment(crash=print)` shows which steps are passed: `Writer.CRASH_POINTS` and `materializer.round.CRASH_POINTS`
-    name those of a writer and of a round.
+    `environment(crash=print)` prints the steps; `Writer.CRASH_POINTS` and `materializer.round.CRASH_POINTS` list those
+    of a writer and of a round.
     """
     left = times
 
@@ -235,29 +239,29 @@ def crash_at(step: str, times: int = 1) -> CrashPoint:
 
 @dataclass(slots=True)
 class StillClock:
-    """A clock that stands still unless somebody waits, or `advance` moves it. `now_s` is in seconds since 1970."""
+    """A clock that moves only by a wait, or by `advance`. `now_s` is in seconds since 1970."""
 
     now_s: float = 1000.0
 
     def __call__(self) -> float:
-        """The time."""
+        """Return the time."""
         return self.now_s
 
     def advance(self, seconds: float) -> None:
-        """Let so many seconds pass."""
+        """Move the clock by these seconds."""
         self.now_s += seconds
 
     def wait(self, event: threading.Event, timeout_s: float) -> None:
-        """Let the time pass at once, unless the event is there already."""
+        """Move the clock by the time-out at once, unless the event is set already."""
         if not event.is_set():
             self.advance(timeout_s)
 
 
 @contextmanager
 def environment(**parts: Any) -> Generator[Environment]:
-    """What is made in the block, in this thread and in those begun from it, has these parts of an `Environment`.
+    """Give these parts of an `Environment` to objects made in the block, by this thread and by those begun from it.
 
-    All others are as around it. A `clock` is both clocks, unless `wall_clock` is another.
+    All other parts stay as outside. `clock` sets both clocks, unless `wall_clock` is given.
     """
     if "clock" in parts:
         parts = {"wall_clock": parts["clock"], **parts}
@@ -273,9 +277,10 @@ def environment(**parts: Any) -> Generator[Environment]:
 class Twin:
     """One simulated cluster and store. Each `where()` is another process' view of both.
 
-    `when_idle` is called once a worker had nothing to read for five seconds of the clock, which pass at once:
-    `twin.when_idle = worker.stop` ends its loop behind the last message. `store_faults` decides what becomes of each
-    call of the store; `cluster` and `disk` are there to be harmed.
+    `when_idle`: called when a worker had nothing to read for five seconds of the clock, which pass at once. With
+    `worker.stop`, it ends the worker's loop after the last message.
+    `store_faults`: decides the fault of each call of the store.
+    `cluster`, `disk`: for faults and damage.
     """
 
     clock: StillClock = field(default_factory=StillClock)
@@ -290,11 +295,11 @@ class Twin:
         self.disk = MemoryDisk(self.clock)
 
     def where(self) -> Where:
-        """Where the logs are, as one more process sees it."""
+        """Return the place of the logs, as the view of one more process."""
         return Where(_View(self), self._store, allow_unsafe=ONE_BROKER, replication_factor=1)
 
     def environment(self, **parts: Any) -> AbstractContextManager[Environment]:
-        """What is made in the block lives by the clock, with these `parts` of an `Environment`."""
+        """Give this clock, and these `parts` of an `Environment`, to objects made in the block."""
         return environment(**{"clock": self.clock, "wait": self.clock.wait, **parts})
 
     def create_topic(self, topic: str, partitions: int = 1) -> None:
@@ -311,8 +316,9 @@ class Twin:
         headers: Sequence[tuple[str, bytes]] = (),
         timestamp_ms: int | None = None,
     ) -> None:
-        """Append messages to an input, which is made with one partition if it is not there. Their time is that of the
-        clock, unless `timestamp_ms` (since 1970) says another.
+        """Append messages to an input, which is made with one partition if it does not exist.
+
+        `timestamp_ms`: their time since 1970; by default that of the clock.
         """
         time_ms = int(self.clock() * 1000) if timestamp_ms is None else timestamp_ms
         if self.cluster.describe(topic) is None:
@@ -323,7 +329,7 @@ class Twin:
                 self.cluster.extras[topic, partition, offset] = key, tuple(headers)
 
     def group(self, name: str, topic: str) -> MemoryGroup:
-        """A consumer group, which shares the topic's partitions among its members; by default it has the log's name."""
+        """Return a consumer group, which shares the topic's partitions among members. Workers use the log's name."""
         return self._groups.setdefault((name, topic), MemoryGroup(self.cluster, topic, shares=True))
 
     def _store(self, log: str) -> MemoryStore:
@@ -334,25 +340,25 @@ class Twin:
 
 
 class _View(MemoryKafka):
-    """One process' view. Logs come and go with it, so that who closes it closes nothing."""
+    """One process' view. Closing it has no effect, because logs share it."""
 
     def __init__(self, twin: Twin) -> None:
         super().__init__(cluster=twin.cluster)
         self._twin = twin
 
     def join_group(self, group: str, topic: str, listener: GroupListener) -> MemoryMember:
-        """A new member; it lets the time pass while there is nothing to read."""
-        idle_s, looks = 0.0, 0
+        """Return a new member, which moves the clock while there is nothing to read."""
+        idle_s, pauses = 0.0, 0
 
         def idle(timeout_s: float) -> None:
-            nonlocal idle_s, looks
+            nonlocal idle_s, pauses
             if not member.has_all:
-                time.sleep(_LOOK_S)  # Its tables are being opened, on other threads.
-                looks += 1
-                if looks > _OPENING_LOOKS:  # Or one has failed, and is opened again after a pause.
-                    self._twin.clock.advance(_LOOK_S)
+                time.sleep(_PAUSE_S)  # Other threads are opening its tables.
+                pauses += 1
+                if pauses > _OPENING_PAUSES:  # Or one has failed, and is opened again after a pause of the clock.
+                    self._twin.clock.advance(_PAUSE_S)
                 return
-            looks = 0
+            pauses = 0
             self._twin.clock.advance(timeout_s)
             idle_s += timeout_s
             if idle_s >= _IDLE_S:
@@ -363,4 +369,4 @@ class _View(MemoryKafka):
         return member
 
     def close(self) -> None:
-        """Go on."""
+        """Do nothing."""

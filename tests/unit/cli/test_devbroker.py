@@ -116,7 +116,7 @@ def test_other_jars_are_refused(jars: Path, fact: str) -> None:
 
 
 def test_damaged_jars_are_found_at_every_start(tmp_path: Path) -> None:
-    """A directory of jars that is there already is checked again before it is used."""
+    """A directory of jars that exists already is checked again before it is used."""
     (tmp_path / f"kafka-{KAFKA_VERSION}").mkdir()
     with pytest.raises(Corrupt):
         ensure_jars(tmp_path)
