@@ -126,7 +126,7 @@ def test_it_asks_nothing_until_a_reader_wants_to_know(twins: TableRig) -> None:
 
 def test_while_it_waits_it_hears_of_a_loss(twins: TableRig, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of one that brings nothing: what it has read is compared all the same, now and then."""
-    monkeypatch.setattr(changes, "_ASK_S", 0.3)
+    monkeypatch.setattr(changes, "_CHECK_S", 0.3)
     with twins.open() as table:
         table[b"k"] = b"1"
         table.commit()

@@ -1,4 +1,4 @@
-"""Recovery: the state of a log, from a snapshot and the committed tail. Writes nothing but its lease."""
+"""Recovery: the state of a log, from a snapshot and the committed tail. It only writes its lease."""
 
 from statelog.reading import AtCheckpoint, AtPosition, AtTime, Plan, plan_changes
 from statelog.recovery.changes import newest_changes, read_changes, split_changes

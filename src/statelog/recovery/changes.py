@@ -1,18 +1,17 @@
-"""`split_changes` cuts a plan of changes for tasks, and `read_changes`, run by each, gives its part as Arrow batches.
+"""Changes: `split_changes` cuts a plan of changes for tasks, and `read_changes` gives each task its Arrow batches.
 
-It goes the one replay path and asks for nothing but the data topic (and value schemas, once): no manifest, no ledger,
-no lease. Memory: a batch, and what the Kafka client reads ahead.
+`read_changes` uses the one replay path. It reads the data topic, inline changes, and value schemas (once), without a
+manifest or a lease. It holds a batch, and what the Kafka client reads ahead.
 
-`CommitFeed` gives the commits behind a state as they come, each as its newest changes by (key group, key): one commit,
-or all that there are by now, is a small tail on top of no snapshot, so it is read, verified, folded and sorted as the
-tail of a state is.
+`CommitFeed` gives the commits after a state as they arrive, as their newest changes by (key group, key). One or more
+commits are a small tail without a snapshot: they are read, verified, folded and sorted like the tail of a state.
 
 Invariants:
-- The parts of a plan have every change of it once, and each part has its changes in the plan's order.
-- No part is begun for less than `least_bytes`, except the only one: a task costs more than it saves then.
-- A lease holds the log from the first commit of a feed that was not passed yet; it is renewed as commits are read.
-- A broker that is away for less than `stall_timeout_s` ends no follower, nor does a store that is away while the lease
-  still stands. A commit that was folded is returned, and read, all the same.
+- The parts of a plan together have each of its changes once, and each part has its changes in the plan's order.
+- No part but the only one is smaller than `least_bytes`: such a task costs more than it saves.
+- A lease holds the log from the first commit of a feed that was not passed yet. It is renewed as commits are read.
+- A follower survives a broker that is unavailable for less than `stall_timeout_s`, and a store while the lease holds. A
+  folded commit is returned and read even then.
 """
 
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
@@ -55,15 +54,15 @@ from statelog.schemas.ledger.handle import Entry
 from statelog.schemas.names import check_kind, check_whole, settings_or
 
 LEAST_BYTES = 4 << 20
-"""What a task of its own is worth: about what it reads while another one starts."""
+"""The least input that is worth a task: about what a task reads while another one starts."""
 _BATCH_ROWS = 65_536
 _BATCH_BYTES = 8 << 20
-_ASK_S = 20.0
-"""How long a feed that waits takes for granted that the ledger is what it was; within a sixth of its lease's time."""
-_ASKS_PER_LEASE = 6
+_CHECK_S = 20.0
+"""The longest time that a waiting feed does not check the ledger; at most a sixth of its lease's time."""
+_CHECKS_PER_LEASE = 6
 PAUSE = 0.5
-"""The pause between two questions, as a part of the interval that was asked for: what is committed in the pause is read
-no later than it would be, on average, by asking once in an interval.
+"""The pause between two reads, as a part of the polling interval: commits in the pause are read no later, on average,
+than by polling once in an interval.
 """
 _TIME = pa.timestamp("ms", tz="UTC")
 _Pieces = Mapping[int, Sequence[CommitSpan]]
@@ -75,7 +74,7 @@ _Pieces = Mapping[int, Sequence[CommitSpan]]
 def split_changes(
     plan: Plan, tasks: int, *, least_bytes: int = LEAST_BYTES, whole_key_groups: bool = True
 ) -> tuple[Plan, ...]:
-    """The plan in at most `tasks` parts of about equal size; none if there is nothing to fetch.
+    """Split the plan into at most `tasks` parts of about equal size; none if there is nothing to fetch.
 
     With `whole_key_groups` all changes of a key group are in one part, in commit order, so there are no more parts than
     partitions. Without, a partition may be cut between two commits. Raises ConfigError for less than one task, Misuse
@@ -88,7 +87,7 @@ def split_changes(
 
 
 def _by_partition(plan: Plan, wanted: int) -> list[Plan]:
-    """Whole partitions, the largest first, each to the part that has least."""
+    """Distribute whole partitions, the largest first, each to the smallest part."""
     parts: list[dict[int, Sequence[CommitSpan]]] = [{} for _ in range(wanted)]
     loads, sizes = [0] * wanted, plan.replay.sizes
     for partition in sorted(sizes, key=lambda one: (-sizes[one], one)):
@@ -99,7 +98,7 @@ def _by_partition(plan: Plan, wanted: int) -> list[Plan]:
 
 
 def _by_size(plan: Plan, wanted: int) -> list[Plan]:
-    """Partition after partition, cut at commits wherever the next part's share begins."""
+    """Distribute partition after partition, cut at commits where the next part's share begins."""
     parts: list[dict[int, list[CommitSpan]]] = [{} for _ in range(wanted)]
     total, before = max(1, plan.size_bytes), 0
     for partition, spans in sorted(plan.spans.items()):
@@ -111,7 +110,7 @@ def _by_size(plan: Plan, wanted: int) -> list[Plan]:
 
 
 def _part(plan: Plan, pieces: _Pieces, partitions: Iterable[int]) -> Plan:
-    """The plan of these spans, adjacent in each partition; of what ledger records carry that of `partitions` counts."""
+    """Return the plan of these spans, adjacent in each partition. Inline changes count for `partitions` only."""
     found = {partition: spans for partition, spans in pieces.items() if spans}
     used = sorted({span.commit for spans in found.values() for span in spans})
     numbers = {commit: number for number, commit in enumerate(used)}
@@ -137,8 +136,8 @@ def _replay_part(replay: ReplayPlan, pieces: _Pieces, numbers: Mapping[int, int]
             (max(a, first), min(b, last)) for a, b in replay.ranges[partition] if a < last and first < b
         )
         listed[partition] = {
-            entry: life._replace(commit=numbers[life.commit])
-            for entry, life in replay.listed[partition].items()
+            entry: origin._replace(commit=numbers[origin.commit])
+            for entry, origin in replay.listed[partition].items()
             if first <= entry.first_offset < last
         }
     return ReplayPlan(
@@ -154,16 +153,17 @@ def _replay_part(replay: ReplayPlan, pieces: _Pieces, numbers: Mapping[int, int]
 
 
 def read_changes(log: Log, plan: Plan, *, settings: RecoverySettings | None = None) -> Generator[pa.RecordBatch]:
-    """Yield the changes: key, op (0 put, 1 delete), value (null in a delete), key_group, writer, checkpoint, position,
-    timestamp, as `history_schema` says; at most 65,536 rows or about 8 MiB at once, but for one larger chunk.
+    """Yield the changes as batches of at most 65,536 rows or about 8 MiB, but for one larger chunk.
 
-    Within a key group they come in commit order, and in the order of their appends. Rows count once the generator has
-    ended: only then is it known that nothing of what was committed is missing. A reader that cannot take rows back
-    keeps them until then; a Spark task is such a reader, and does.
+    The columns are those of `history_schema`: key, op (0 put, 1 delete), value (null in a delete), key_group, writer,
+    checkpoint, position, timestamp. Within a key group they come in commit order, and in the order of their appends.
 
-    Raises IncompleteChangeSet and others of Damaged, OffsetGone if the log was truncated past the plan, IdentityChanged
-    if it is another log's, Misuse if it is of a state, IncompatibleSchema if the plan's value schema is older than some
-    value, Unavailable.
+    Rows count once the generator has ended: only then no committed change is missing. A reader that cannot take rows
+    back, such as a Spark task, retains them until then.
+
+    Raises Unavailable, IncompleteChangeSet and other Damaged errors, and OffsetGone if the log was truncated past the
+    plan. Raises IdentityChanged for another log's plan, Misuse for the plan of a state, and IncompatibleSchema if the
+    plan's value schema is older than some value.
     """
     chosen = settings_or(settings, RecoverySettings())
     _check_changes(plan)
@@ -183,11 +183,11 @@ def _check_changes(plan: Plan) -> None:
 
 
 def check_identity(log: Log, plan: Plan) -> None:
-    """Raise IdentityChanged if the plan is another log's, ConfigError if the log is none."""
+    """Raise IdentityChanged if the plan is another log's, ConfigError if `log` is no Log."""
     check_log(log)
     if plan.identity != log.descriptor.identity:
         raise IdentityChanged(
-            "the plan was made for another log, or for topics that this one had before",
+            "the plan was made for another log, or for earlier topics of this one",
             log=log.name,
             expected=log.descriptor.identity.ledger_topic_id,
             found=plan.identity.ledger_topic_id,
@@ -196,10 +196,10 @@ def check_identity(log: Log, plan: Plan) -> None:
 
 
 def history_schema(change_schema: pa.Schema) -> pa.Schema:
-    """The columns of committed changes, where changes have `change_schema`.
+    """Return the columns of committed changes, for changes of `change_schema`.
 
-    key, op (0 put, 1 delete), value, key_group as there, and of the commit: writer, checkpoint, position (the one right
-    behind it), timestamp (the broker's, UTC; null if the ledger has none).
+    They are its key, op (0 put, 1 delete), value and key_group, and the commit's writer, checkpoint, position (right
+    behind it) and timestamp (the broker's, UTC; null if the ledger has none).
     """
     own = [change_schema.field(name) for name in ("key", "op", "value", "key_group")]
     facts = [("writer", pa.string()), ("checkpoint", pa.int64()), ("position", pa.int64()), ("timestamp", _TIME)]
@@ -207,7 +207,7 @@ def history_schema(change_schema: pa.Schema) -> pa.Schema:
 
 
 def _batches(plan: Plan, chunks: Iterable[CommittedChunk], schema: pa.Schema) -> Iterator[pa.RecordBatch]:
-    """Chunks joined to batches of at most 65,536 rows or about 8 MiB, but for one that is larger by itself."""
+    """Join chunks to batches of at most 65,536 rows or about 8 MiB, but for one larger chunk."""
     commits = plan.commits
     times = [one.timestamp_ms if one.timestamp_ms >= 0 else None for one in commits]
     facts = [
@@ -245,9 +245,9 @@ def newest_changes(log: Log, plan: Plan, *, settings: RecoverySettings | None = 
         for table in newest_changes(log, plan):
             print(table.num_rows)
 
-    Memory is about three times `fold_bytes`; what does not fit is spilled. Close the generator to release the disk.
-    Values of a newer schema than the plan's are read in that one, where it can. Raises OffsetGone if the log was
-    truncated past the plan, StorageFull, and as `read_changes`.
+    Memory is about three times `fold_bytes`; the rest is spilled. Close the generator to release the disk. Values of a
+    newer schema than the plan's are converted to the plan's, where possible. Raises OffsetGone if the log was truncated
+    past the plan, StorageFull, and the errors of `read_changes`.
     """
     return _newest(log, plan, settings_or(settings, RecoverySettings()), current_environment())
 
@@ -267,7 +267,7 @@ def _newest(log: Log, plan: Plan, settings: RecoverySettings, environment: Envir
 
 
 class CommitFeed:
-    """Follows a log from a plan's position on. Belongs to one thread. Close it to remove its lease.
+    """A follower of a log from a plan's position on. Belongs to one thread. Close it to remove its lease.
 
     Every method raises OffsetGone if the log was truncated past it, Damaged, Unavailable.
     """
@@ -281,18 +281,18 @@ class CommitFeed:
         environment: Environment | None = None,
     ) -> None:
         self._log = log
-        # Local copies serve a restart: they have no say over commits that were not there when it began.
+        # Local copies serve a restart: they do not have later commits.
         self._settings = replace(settings, local_copies=None)
         self._environment = environment or Environment()
         self._partitions = partitions_of(key_groups, log.descriptor)
         self._base = replace(plan, manifest=None, runs=(), key_groups=key_groups, partitions=self._partitions)
         self.converter = Converter(log, settings.value_schema_id)
-        """Says the schema of the changes that come out. It moves on with the first one in a newer value schema."""
+        """Defines the schema of the output. It advances with the first change in a newer value schema."""
         self._retries = RetryWindow(settings.stall_timeout_s, self._environment.clock)
         self.folded = Folded(plan.state, plan.place)
-        """The ledger, up to where commits were asked for, and came out."""
+        """The ledger, up to the last commits that were returned."""
         self.is_answered = True
-        """Whether Kafka gave an answer when commits were asked for last."""
+        """Whether Kafka answered the last call of `commits`."""
         self._hold = Hold(log.store, terms_of(settings), environment=self._environment).claim(
             Needs.behind(plan.state, self._partitions)
         )
@@ -303,17 +303,16 @@ class CommitFeed:
         return self._hold.needs.position
 
     def commits(self, end_position: int | None = None) -> list[ValidCommit]:
-        """The commits since this was asked last, oldest first; none as well if Kafka, or the store where it has to be
-        asked, does not answer for now.
+        """Return the commits since the last call, oldest first; none while Kafka, or a needed store, does not answer.
 
-        `end_position` is one that is known to be there, and enough: then the ledger's end is not asked for.
+        `end_position`: read up to this known position instead of the ledger's end.
         """
         self.renew()
         self._retries.ask()
         try:
-            with _saying_what_to_do():
+            with _with_hint():
                 found = self._commits(end_position)
-        except (BrokerUnavailable, StoreUnavailable):  # The store says what a truncated ledger held.
+        except (BrokerUnavailable, StoreUnavailable):  # The store has the state of a truncated ledger.
             self.is_answered = False
             if self._retries.is_over:
                 raise
@@ -325,12 +324,13 @@ class CommitFeed:
         return found
 
     def wait(self, is_over: Callable[[], bool]) -> None:
-        """Wait at the broker until it is time to ask for commits, as `History.wait` tells; for at most 20 s, or a sixth
-        of the time of the lease. Return at once if Kafka did not answer last. `is_over` is asked every 0.2 s, and ends
-        it. On any thread.
+        """Wait at the broker, by `History.wait`, until it is time to call `commits`. On any thread.
+
+        Wait at most 20 s, or a sixth of the lease's time, and not at all if Kafka did not answer last. `is_over` is
+        called every 0.2 s, and ends the wait.
         """
         if self.is_answered:
-            limit_s = min(_ASK_S, self._settings.lease_ttl_s / _ASKS_PER_LEASE)
+            limit_s = min(_CHECK_S, self._settings.lease_ttl_s / _CHECKS_PER_LEASE)
             self._log.history.wait(self.folded.place.position, limit_s, is_over)
 
     def _commits(self, end_position: int | None) -> list[ValidCommit]:
@@ -341,17 +341,17 @@ class CommitFeed:
         return found
 
     def changes(self, commits: Sequence[ValidCommit], check: Callable[[], None]) -> Generator[pa.Table]:
-        """The newest change of each wanted key in these commits, deletes too, sorted. `check` is often called."""
+        """Yield the newest change of each wanted key in these commits, with deletes, sorted. Call `check` often."""
         replay = plan_replay((one.contents for one in commits), self._partitions, self.folded.state.accepted)
         if replay.is_empty:
             return
-        with _saying_what_to_do():
+        with _with_hint():
             reader, tail = self._read(replay, check)
             with closing(tail):
                 yield from reader.merge(tail, drop_deletes=False)
 
     def _read(self, replay: ReplayPlan, check: Callable[[], None]) -> tuple[PlanReader, SortedTail]:
-        """Read commits whole; once more if they turn out to hold values of a newer schema than was known."""
+        """Read whole commits. Read them again if they hold values of a newer schema than the known one."""
         plan, hold = replace(self._base, replay=replay), self._hold
         while True:
             converter = self.converter
@@ -372,7 +372,7 @@ class CommitFeed:
         return self._settings.value_schema_id is None and converter.newest_id > converter.target.id
 
     def passed(self, commits: Sequence[ValidCommit]) -> None:
-        """These commits were handed over: the log is not needed up to here any more."""
+        """Move the lease past these commits, which the reader has."""
         needed = dict(self._hold.needs.next_offsets)
         for commit in commits:
             for entry in commit.entries(needed):
@@ -381,7 +381,7 @@ class CommitFeed:
             self._hold.move(commits[-1].position, needed)
 
     def renew(self) -> None:
-        """Write the lease again if it is time to."""
+        """Renew the lease if it is time to."""
         self._hold.renew()
 
     def close(self) -> None:
@@ -390,10 +390,10 @@ class CommitFeed:
 
 
 @contextmanager
-def _saying_what_to_do() -> Generator[None]:
-    """Say what helps when a log was truncated past its follower."""
+def _with_hint() -> Generator[None]:
+    """Add a hint to the error of a log that was truncated past its follower."""
     try:
         yield
     except OffsetGone as error:
-        hint = "The reader was away or stuck for too long: recover the newest state into an empty target, and follow on"
+        hint = "Recover the newest state into an empty target, and follow on: the reader was away or stuck for too long"
         raise error.restated(hint=hint) from error

@@ -1,17 +1,16 @@
-"""`Cursor`: how far a reader has applied a log, to keep in its own checkpoint and to resume from. Pure.
+"""`Cursor`: how far a reader has applied a log, for its own checkpoint and to resume from. Pure.
 
-The rows of the state at one ledger position have one order, (key group, key), whatever snapshot they were read from.
-So "all key groups below this one, and so many rows of it" is what any later recovery of that position finds again.
+The rows of the state at one ledger position have one order, (key group, key), whatever snapshot they come from. So any
+later recovery of that position finds "all key groups below this one, and so many rows of it" again.
 
 Invariants:
-- Applied, never fetched: a cursor moves on only with what was handed out.
-- To apply something twice is harmless, because the value of a change is the result; to miss something is not. So a
-  cursor never runs ahead of what it stands for.
+- A cursor counts changes that were returned to the reader, not fetched ones.
+- A cursor never runs ahead of the applied changes: missing one is harmful, applying one twice is not, because its value
+  is the result.
 - It holds the ledger record below its position, so a ledger that lost that record refuses it, however it has grown.
 
-A stream queues frames: what is applied with some changes (five 64-bit numbers, little-endian, padded to 64 bytes), and
-the changes as one Arrow IPC stream, which holds its own schema. So frames of several value schemas can follow each
-other.
+A stream queues frames: an `Applied` (five 64-bit numbers, little-endian, padded to 64 bytes), and changes as one Arrow
+IPC stream with its own schema. So frames of several value schemas can follow each other.
 """
 
 import json
@@ -37,10 +36,9 @@ _APPLIED = struct.Struct("<qq8sqq24x")  # Padded to 64 bytes, so that Arrow find
 
 
 class Applied(NamedTuple):
-    """What is applied of the state at `place`: the key groups below `next_key_group` whole, and `rows` rows of that
-    one.
+    """The applied part of the state at `place`: all key groups below `next_key_group`, and `rows` rows of that one.
 
-    Behind the whole state, `rows` counts the changes of the next commit: so many of it are applied, too.
+    After the whole state, `rows` counts the applied changes of the next commit.
     """
 
     place: Place
@@ -49,7 +47,7 @@ class Applied(NamedTuple):
 
     @classmethod
     def complete(cls, place: Place) -> "Applied":
-        """The whole state at a place."""
+        """Make it of the whole state at a place."""
         return cls(place, DONE)
 
     @property
@@ -63,7 +61,7 @@ class Applied(NamedTuple):
         return self.has_state and self.rows == 0
 
     def after(self, sorted_rows: pa.Table | pa.RecordBatch) -> "Applied":
-        """With the next rows of the state, which are sorted and at least one."""
+        """Add the next rows of the state, which are sorted and at least one."""
         groups = numbers_of(sorted_rows.column("key_group"))
         last = int(groups[-1])
         rows = len(groups) - int(np.searchsorted(groups, last))
@@ -74,8 +72,7 @@ class Applied(NamedTuple):
 class Cursor:
     """How far a reader has applied a log.
 
-    `key_groups` are those that the reader wants, None for all of them. `applied` says what of the state at which place
-    it has. Raises nothing.
+    `key_groups`: the wanted key groups, None for all. `applied`: the applied part of the state. Raises nothing.
     """
 
     identity: LogIdentity
@@ -89,7 +86,7 @@ class Cursor:
 
     @property
     def place(self) -> Place:
-        """That position, and the ledger record below it."""
+        """The position, and the ledger record below it."""
         return self.applied.place
 
     @property
@@ -98,7 +95,7 @@ class Cursor:
         return self.applied.is_complete
 
     def remaining(self, key_groups: int) -> frozenset[int]:
-        """The key groups that are not applied whole, in a log with so many."""
+        """Return the key groups that are not completely applied, in a log of so many."""
         if self.applied.has_state:
             return frozenset()
         wanted = range(key_groups) if self.key_groups is None else self.key_groups
@@ -115,7 +112,7 @@ class Cursor:
             )
 
     def to_json(self) -> str:
-        """As text, on one line."""
+        """Encode it as text, on one line."""
         groups = None if self.key_groups is None else ranges_of(self.key_groups)
         place, *applied = self.applied
         facts = {"place": place.to_json(), "applied": applied, "key_groups": groups}
@@ -123,7 +120,7 @@ class Cursor:
 
     @classmethod
     def from_json(cls, text: str) -> "Cursor":
-        """From what `to_json` gave. Raises Corrupt, UnknownFormat."""
+        """Decode the output of `to_json`. Raises Corrupt, UnknownFormat."""
         try:
             fields = cast("dict[str, Any]", json.loads(text))
             if fields["format"] > _FORMAT:
@@ -137,7 +134,7 @@ class Cursor:
 
 
 def rest_of(tables: Iterable[pa.Table], applied: Applied) -> Iterator[pa.Table]:
-    """The sorted tables of a state, less what is applied, and without empty ones."""
+    """Yield the sorted tables of a state without the applied rows, and without empty tables."""
     skip = applied.rows
     for table in tables:
         if applied.has_state:
@@ -152,19 +149,19 @@ def rest_of(tables: Iterable[pa.Table], applied: Applied) -> Iterator[pa.Table]:
 
 
 def _applied(fields: dict[str, Any]) -> Applied:
-    """What is applied, by this format or the first, which knew no record below its position. Raises ValueError."""
+    """Read the applied part, also of the first format, which has no record below its position. Raises ValueError."""
     if fields["format"] == 1:
         position, next_key_group, rows = (int(number) for number in fields["place"])
         place = Place.from_json([position])
     else:
         place, (next_key_group, rows) = Place.from_json(fields["place"]), map(int, fields["applied"])
     if rows < 0 or not DONE <= next_key_group <= MAX_KEY_GROUPS:
-        raise ValueError("what no state has")
+        raise ValueError("the numbers are impossible for a state")
     return Applied(place, next_key_group, rows)
 
 
 def _groups_of(ranges: Iterable[tuple[int, int]]) -> frozenset[int]:
-    """What `ranges_of` was given. Raises ValueError, before it counts, for ranges that it does not make."""
+    """Invert `ranges_of`. Raises ValueError, before it expands them, for ranges that it does not make."""
     groups: set[int] = set()
     last = -1
     for start, end in ranges:
@@ -176,7 +173,7 @@ def _groups_of(ranges: Iterable[tuple[int, int]]) -> frozenset[int]:
 
 
 def encode_frame(changes: pa.RecordBatch, applied: Applied) -> memoryview:
-    """Changes, and what is applied with them, as bytes."""
+    """Encode changes, and the applied part once they are applied."""
     place, next_key_group, rows = applied
     sink = pa.BufferOutputStream()
     sink.write(_APPLIED.pack(place.position, place.last_offset, place.last_hash, next_key_group, rows))
@@ -186,7 +183,7 @@ def encode_frame(changes: pa.RecordBatch, applied: Applied) -> memoryview:
 
 
 def decode_frame(data: memoryview) -> tuple[pa.Table, Applied]:
-    """The inverse; nothing is copied. Raises Corrupt."""
+    """Decode `encode_frame`. Copies nothing. Raises Corrupt."""
     try:
         position, last_offset, last_hash, next_key_group, rows = _APPLIED.unpack_from(data)
         with pa.ipc.open_stream(pa.py_buffer(data).slice(_APPLIED.size)) as reader:

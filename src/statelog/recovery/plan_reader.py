@@ -1,17 +1,17 @@
-"""`PlanReader`: reads the tail, and the first row groups of runs meanwhile, on other threads, then merges them.
+"""`PlanReader`: reads the tail and, concurrently, the first row groups of runs on other threads, then merges them.
 
-The tail comes from local copies or from Kafka, which is asked again while a broker or a store is away for a moment.
+The tail comes from local copies or from Kafka. Reads are retried while a broker or a store is briefly unavailable.
 
-Runs and a sorted tail merge row group by row group, whatever the target: so beside what has come out, memory holds the
-tail and a few row groups. A tail without runs is folded by partition, and not sorted for targets that need no order.
+Runs and a sorted tail merge row group by row group, for every target. So memory holds the tail and a few row groups, in
+addition to the output. A tail without runs is folded by partition, and not sorted for targets that need no order.
 
 Invariants:
-- Only changes of wanted key groups come out, with their value in the one schema that was asked for.
+- Only changes of wanted key groups come out, with their values in the requested schema.
 - Nothing comes out before the tail has ended and all its checks have passed.
-- Callbacks and lease renewals happen in the caller's thread only, between two steps; a failure there, or in any other
+- Callbacks and lease renewals run only in the caller's thread, between two steps. A failure there, or in any other
   thread, stops the others and is raised.
-- A few row groups are read ahead, so that several requests are in flight; how many, and how large, is bounded. Whose
-  settings have one thread reads none ahead that lie on a local disk.
+- A bounded number and size of row groups is read ahead, so that several requests are in flight. With one thread in the
+  settings, row groups on a local disk are not read ahead.
 - Stopping waits only briefly for the other threads: one that waits for a broker or a store ends later by itself.
 """
 
@@ -59,12 +59,12 @@ _WAIT_S = 0.05
 _AHEAD = 12
 _AHEAD_BYTES = 64 << 20
 _AT_ONCE = 8
-"""So many row groups one request reads: a small run is opened once."""
+"""The most row groups of one request, so that a small run is opened once."""
 T = TypeVar("T")
 
 
 class Phase(StrEnum):
-    """What a recovery is doing."""
+    """The phase of a recovery."""
 
     READ = "read"
     """Reading the tail of the log, and runs."""
@@ -74,15 +74,15 @@ class Phase(StrEnum):
     """The target is complete."""
 
 
-Beat = Callable[[Phase], object]
-"""Called between two steps: reports progress."""
+OnStep = Callable[[Phase], object]
+"""A progress callback, called between two steps."""
 
 
 class PlanReader:
     """One pass over a plan.
 
-    Between two steps `hold` is renewed, and `beat` called. `opener` is held by the caller as long as it reads.
-    `runs_read` and `tail_read` count what was read, `loaded` is the share of the wanted key groups that have come out.
+    Between two steps `hold` is renewed, and `on_step` called. The caller holds `opener` while this reads. `runs_read`
+    and `tail_read` count the input; `loaded` is the share of the wanted key groups that have come out.
     """
 
     def __init__(
@@ -90,16 +90,14 @@ class PlanReader:
         log: Log,
         plan: Plan,
         settings: RecoverySettings,
-        beat: Beat | None = None,
+        on_step: OnStep | None = None,
         *,
         hold: Hold | None = None,
         converter: Converter | None = None,
         opener: RunOpener | None = None,
         environment: Environment | None = None,
     ) -> None:
-        """`converter` None means that of the settings, `opener` None the one on the store, `environment` None that of
-        the hold.
-        """
+        """Make a reader. Defaults: the settings' `converter`, an `opener` on the store, the hold's `environment`."""
         self.log = log
         self.plan = plan
         self.environment = environment or (hold.environment if hold else Environment())
@@ -107,31 +105,31 @@ class PlanReader:
         self.tail_read = ReadCount()
         self.loaded = 0.0
         self._settings = settings
-        self._told = beat
+        self._on_step = on_step
         self._hold = hold
         self.converter = converter or Converter(log, settings.value_schema_id)
-        """Gives what comes out (key_group, op, key, value) its `schema`, and its values theirs, the `target`."""
+        """Defines the `schema` of the output (key_group, op, key, value), and the `target` schema of its values."""
         self._opener = opener or RunOpener(log)
         self._stop = Event()
         self._grace_s = GRACE_S
 
     def share_through(self, key_group: int) -> float:
-        """The share of the wanted key groups up to and including this one."""
+        """Return the share of the wanted key groups up to and including this one."""
         wanted = self.plan.key_groups
         if wanted is None:
             return (key_group + 1) / self.log.descriptor.key_groups
         return sum(group <= key_group for group in wanted) / max(1, len(wanted))
 
     def slices(self) -> Iterator[pa.Table]:
-        """The live rows of the state, in many tables: by (key group, key) if there are runs, else by partition.
+        """Yield the live rows of the state, in many tables: by (key group, key) if there are runs, else by partition.
 
-        Holds the newest changes of the tail in memory, and of the runs what `sorted_tables` does.
+        It holds the newest changes of the tail in memory, and row groups as `sorted_tables` does.
         """
         tail = MemoryTail(fold_bytes=self._settings.fold_bytes)
         with ExitStack() as opened:
             runs = self._lanes(opened)
             self._await(begin(self.environment.start, lambda: self._read_tail(tail)), Phase.READ)
-            self._beat(Phase.READ)  # All of the tail, and nothing loaded, is reported however quickly it was read.
+            self._step(Phase.READ)  # Always report a read tail before anything is loaded.
             if runs:
                 folded = self._folded(tail.sorted, Phase.READ)
                 yield from self._merged([*runs, chain.from_iterable(folded)], drop_deletes=True)
@@ -139,20 +137,20 @@ class PlanReader:
             for number, tables in enumerate(self._folded(tail.live, Phase.LOAD), 1):
                 yield from tables
                 self.loaded = number / len(self.plan.partitions)
-                self._beat(Phase.LOAD)
+                self._step(Phase.LOAD)
 
     def sorted_tables(self) -> Generator[pa.Table]:
-        """The live rows by (key group, key), in many tables.
+        """Yield the live rows by (key group, key), in many tables.
 
-        Holds what a tail does and some row groups: one of every lane of runs, and those that are read ahead. Raises
-        StorageFull if the tail does not fit on the disk.
+        It holds the tail and some row groups: one of every lane of runs, and the ones read ahead. Raises StorageFull if
+        the tail does not fit on the disk.
         """
         with self.open_tail() as tail:
             self.fill(tail)
             yield from self.merge(tail, drop_deletes=True)
 
     def open_tail(self) -> SortedTail:
-        """A tail to fill, within the bounds of the settings."""
+        """Open a tail to fill, within the bounds of the settings."""
         return SortedTail(
             fold_bytes=self._settings.fold_bytes,
             directories=self._settings.directories,
@@ -160,7 +158,7 @@ class PlanReader:
         )
 
     def fill(self, tail: SortedTail) -> None:
-        """Read the tail whole, and verify it. Raises StorageFull, Damaged, OffsetGone, Unavailable."""
+        """Read and verify the whole tail. Raises StorageFull, Damaged, OffsetGone, Unavailable."""
 
         def read() -> None:
             self._read_tail(tail)
@@ -169,7 +167,7 @@ class PlanReader:
         self._await(begin(self.environment.start, read), Phase.READ)
 
     def merge(self, tail: SortedTail, *, drop_deletes: bool) -> Iterator[pa.Table]:
-        """The newest changes by (key group, key) of runs and a tail that was filled, in many tables."""
+        """Yield the newest changes of the runs and a filled tail by (key group, key), in many tables."""
         with ExitStack() as opened:
             yield from self._merged([*self._lanes(opened), *tail.streams()], drop_deletes=drop_deletes)
 
@@ -179,26 +177,24 @@ class PlanReader:
         for table in merge_streams(streams, drop_deletes=drop_deletes):
             yield table
             self.loaded = self.share_through(int(key_groups_of(table)[-1]))
-            self._beat(Phase.READ)
+            self._step(Phase.READ)
 
     def _folded(self, fold: Callable[[int], list[pa.Table]], phase: Phase) -> Iterator[list[pa.Table]]:
-        """What `fold` makes of each partition of a tail, a few ahead."""
+        """Yield the result of `fold` for each partition of a tail, a few ahead."""
         jobs = [Job(0, partial(fold, partition)) for partition in self.plan.partitions]
         most = self._settings.threads - 1
         return Prefetch(jobs, self.environment.start, lambda result: self._await(result, phase), most=most)
 
     def _lanes(self, opened: ExitStack) -> list[Iterator[pa.Table]]:
-        """The runs, oldest first, those of one ledger range as one; row groups of each are read from now on."""
+        """Return the lanes of the runs, oldest first. Row groups of each are read ahead from now on."""
         parts = {part.run.path: part for part in self.plan.runs}
         found = lanes(part.run for part in self.plan.runs)
         return [self._lane([parts[run.path] for run in lane], len(found), opened) for lane in found]
 
     def _lane(self, parts: Sequence[RunPart], of: int, opened: ExitStack) -> Iterator[pa.Table]:
-        """The tables of some runs, one run after the other, of which row groups are read from now on, as far as that is
-        allowed: `of` lanes share it.
-        """
+        """Return the tables of a lane's runs, one run after the other. `of` lanes share the bound on reading ahead."""
         wanted = _wanted(self.plan)
-        # One thread decodes what lies here by itself: a second one that decodes for it costs half as much again.
+        # For local files, decoding in a second thread costs half as much again.
         is_alone = self._settings.threads == 1 and self.log.store.url.startswith("file:")
         lane = Lane(
             (LanePart(part.run, part.row_groups, wanted) for part in parts),
@@ -213,7 +209,7 @@ class PlanReader:
         return chain.from_iterable(self._tables_of(part, tables) for part, tables in zip(parts, lane, strict=True))
 
     def _tables_of(self, part: RunPart, tables: Iterator[pa.Table]) -> Iterator[pa.Table]:
-        """What is read of a run in the target's value schema, counted. Raises SnapshotFailed, StoreUnavailable."""
+        """Yield a run's tables in the target's value schema, counted. Raises SnapshotFailed, StoreUnavailable."""
         spans = [part.run.index.row_groups[number] for number in part.row_groups]
         try:
             for span, table in zip(spans, tables, strict=True):
@@ -241,18 +237,18 @@ class PlanReader:
 
     # ---- waiting
 
-    def _beat(self, phase: Phase) -> None:
+    def _step(self, phase: Phase) -> None:
         if self._hold is not None:
             self._hold.renew()
-        if self._told is not None:
-            self._told(phase)
+        if self._on_step is not None:
+            self._on_step(phase)
 
     def _await(self, future: "Future[T]", phase: Phase) -> T:
-        """The result, with beats while it takes."""
+        """Wait for the result, with steps meanwhile."""
         try:
             while not future.done():
                 wait([future], _WAIT_S)
-                self._beat(phase)
+                self._step(phase)
         except BaseException:
             self._stop.set()
             self._wait_shortly([future])
@@ -267,14 +263,14 @@ class PlanReader:
 
 
 def _wanted(plan: Plan) -> Collection[int] | None:
-    """The wanted key groups; adjacent ones as a range, which a run is cut to without a copy."""
+    """Return the wanted key groups; adjacent ones as a range, to which a run is cut without a copy."""
     if not plan.key_groups:
         return plan.key_groups
     every = range(min(plan.key_groups), max(plan.key_groups) + 1)
     return every if len(every) == len(plan.key_groups) else sorted(plan.key_groups)
 
 
-# ---- patiently, from wherever it is
+# ---- the chunks of a plan, with retries
 
 
 def committed_chunks(
@@ -288,11 +284,11 @@ def committed_chunks(
     pause: Pause | None = None,
     together: bool = True,
 ) -> Generator[CommittedChunk]:
-    """The chunks of a plan, with their wanted changes in the converter's value schema, in offset order within a
-    partition, small ones `together`. Raises Damaged, OffsetGone, BrokerUnavailable, IncompatibleSchema.
+    """Yield the chunks of a plan, in offset order within a partition. Close the generator.
 
-    A broker that is away for less than `stall_timeout_s` is waited for, and so is a store that has to be asked for a
-    value schema, for less than the time of the lease. Close the generator.
+    The chunks have the wanted changes, in the converter's value schema. `together` joins small chunks. Waits at most
+    `stall_timeout_s` for an unavailable broker, and the lease's time for a store that has to give a value schema.
+    Raises Damaged, OffsetGone, BrokerUnavailable, IncompatibleSchema.
     """
     if plan.replay.is_empty:
         return
@@ -314,7 +310,7 @@ def committed_chunks(
         try:
             reader = LocalCopyReader(settings.local_copies, log.name, plan.replay, from_kafka)
         except (NotFound, Corrupt, UnknownFormat, StoreUnavailable) as error:
-            _LOG.warning("the tail is read from Kafka, because the local copies do not hold all of it: %s", error)
+            _LOG.warning("the tail is read from Kafka, because the local copies are incomplete: %s", error)
     counter.is_local = reader is not None
     if reader is None and plan.replay.listed:
         reader = from_kafka()

@@ -1,12 +1,11 @@
 """Progress of a recovery, and its statistics: how much was read and loaded, how fast, and the estimated time left.
 
-To read everything is one half of a recovery, to load it the other: a dict, for example, takes longer to fill than its
-bytes take to come.
+Reading counts as one half of a recovery, loading as the other: a dict, for example, takes longer to fill than to read.
 
 Invariants:
 - Done never exceeds the total, and neither rate nor remaining time is ever negative.
-- The whole is done only when everything was read and loaded. The rate is of bytes read; the remaining time follows from
-  both halves, and before anything was done there is none.
+- The fraction is 1 only when everything was read and loaded. The rate is of bytes read. The remaining time follows from
+  both halves, and is unknown before any progress.
 """
 
 from collections.abc import Callable
@@ -21,8 +20,7 @@ from statelog.recovery.plan_reader import Phase, PlanReader
 class Progress:
     """One report. Bytes are of run files and of record values; changes are rows of runs and changes of the tail.
 
-    `loaded` is the share of the wanted key groups that the target has, from 0 to 1. Done as a phase means that nothing
-    is left.
+    `loaded` is the share of the wanted key groups in the target, from 0 to 1. In the phase DONE nothing is left.
     """
 
     phase: Phase
@@ -41,7 +39,7 @@ class Progress:
 
     @property
     def fraction(self) -> float:
-        """From 0 to 1: half for the bytes read, half for what was loaded."""
+        """The progress from 0 to 1: half for the bytes read, half for the share loaded."""
         read = self.bytes_done / self.bytes_total if self.bytes_total else 1.0
         return (read + self.loaded) / 2
 
@@ -52,7 +50,7 @@ class Progress:
 
     @property
     def eta_s(self) -> float | None:
-        """The seconds that are left, None as long as nothing can be said."""
+        """The remaining seconds; None while unknown."""
         fraction = self.fraction
         if fraction == 1.0:
             return 0.0
@@ -61,11 +59,15 @@ class Progress:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecoveryStatistics:
-    """One target that was filled. Times are in seconds; `plan_s` includes the ledger fold, the lease and the checks.
+    """The numbers of one filled target. Times are in seconds.
 
-    `rows` is what came out, `run_rows` and `tail_changes` what was read; `tail_is_local` says that the tail was read
-    from local copies of change sets, except for those that went away meanwhile, and not from Kafka. `plans` counts how
-    often it was planned, `damaged_snapshots` how many were passed over; `has_lease` tells whether truncation waited.
+    `rows`: the rows of the target.
+    `run_rows`, `tail_changes`: the input.
+    `tail_is_local`: whether the tail was read from local copies; change sets that vanished meanwhile came from Kafka.
+    `plan_s`: the time of planning, with the ledger fold, the lease and the checks.
+    `plans`: how often it was planned.
+    `damaged_snapshots`: how many snapshots were skipped.
+    `has_lease`: whether truncation waited for it.
     """
 
     position: int
@@ -94,13 +96,11 @@ class RecoveryStatistics:
 
 
 OnProgress = Callable[[Progress], None]
-"""Is called in the thread that fills a target, or takes from a stream."""
+"""Called in the thread that fills a target, or takes from a stream."""
 
 
 class Monitor:
-    """Reports the targets and streams of one held plan, and keeps the statistics of the last one. `on_progress` None
-    wants no reports.
-    """
+    """Reports the progress of the targets and streams of one held plan, and has the statistics of the last one."""
 
     def __init__(self, held: HeldPlan, on_progress: OnProgress | None, interval_s: float) -> None:
         self._held = held
@@ -113,24 +113,22 @@ class Monitor:
 
     @property
     def statistics(self) -> RecoveryStatistics:
-        """Numbers of the target that was filled last. Raises Misuse before the first."""
+        """The numbers of the last filled target. Raises Misuse before the first."""
         if self._statistics is None:
             raise Misuse("no target was filled yet", hint="Fill a target first, for example with to_dict")
         return self._statistics
 
     def start(self) -> None:
-        """A target or stream was asked for: the time runs."""
+        """Start the time of a target or stream."""
         self._asked_s = self._clock()
 
     def begin(self) -> None:
-        """A plan is carried out from now on."""
+        """Start the progress of a plan."""
         self._started_s = self._reported_s = self._clock()
         self._phase = Phase.READ
 
     def report(self, reader: PlanReader, phase: Phase, loaded: float) -> None:
-        """Report what was read, and the share of the key groups that was loaded, if the interval has passed or the
-        phase is a new one.
-        """
+        """Report the input read, and the share of key groups loaded, if the interval has passed or the phase is new."""
         now_s = self._clock()
         is_due = phase is not self._phase or now_s - self._reported_s >= self._interval_s
         if not is_due or (self._on_progress is None and not self._observers):
@@ -151,7 +149,7 @@ class Monitor:
             self._on_progress(found)
 
     def done(self, reader: PlanReader, rows: int) -> None:
-        """All of it was loaded: report that, and keep the numbers."""
+        """Report the end, and save the statistics."""
         self.report(reader, Phase.DONE, 1.0)
         self._statistics = RecoveryStatistics(
             position=reader.plan.position,

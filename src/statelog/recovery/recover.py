@@ -5,14 +5,14 @@
     read    tail and runs, every byte verified                plan_reader.py
     load    the target takes the newest change of each key    targets.py
 
-A stream takes the same steps in a thread of its own (stream.py). `recover_snapshot` asks nothing of Kafka: so what was
-committed behind the snapshot, and whether its ledger still exists, is unknown then.
+A stream takes the same steps in its own thread (stream.py). `recover_snapshot` does not use Kafka: later commits, and
+whether the ledger still exists, are unknown then.
 
 Invariants:
-- The newest state that is planned is never older than what this process knows to be committed.
-- Nothing is handed out before everything that was listed was read and verified. There is no partial state.
-- If the log is truncated under the plan, or its snapshot turns out to be damaged, all is done again with another plan,
-  a bounded number of times.
+- A planned newest state includes every commit that this process knows of.
+- Nothing is returned before everything listed was read and verified. There is no partial state.
+- If the log is truncated under the plan, or its snapshot is damaged, the recovery starts again with another plan, a
+  bounded number of times.
 """
 
 import weakref
@@ -32,7 +32,7 @@ from statelog.log import Log, Where
 from statelog.log.log import check_log, open_snapshots
 from statelog.reading import At, AtPosition, HeldPlan, Plan, check_at, partitions_of
 from statelog.recovery.cursor import Cursor
-from statelog.recovery.plan_reader import Beat, PlanReader
+from statelog.recovery.plan_reader import OnStep, PlanReader
 from statelog.recovery.progress import Monitor, OnProgress, RecoveryStatistics
 from statelog.recovery.rocksdb_state import require_rocksdict
 from statelog.recovery.runs import RunOpener
@@ -49,7 +49,7 @@ from statelog.store.disk.disk import local_path, require_file
 
 T = TypeVar("T")
 
-_GONE_HINT = "The reader was away for too long: recover the newest state into an empty target"
+_GONE_HINT = "Recover the newest state into an empty target: the reader was away for too long"
 
 
 def recover(
@@ -63,32 +63,37 @@ def recover(
     on_progress: OnProgress | None = None,
     settings: RecoverySettings | None = None,
 ) -> "Recovery":
-    """Plan a recovery; what it needs is held, and read, when a target is asked for.
+    """Plan a recovery. Its data is held by a lease, and read, when a target is requested.
 
         state = recover(log).to_dict()
         some = recover(log, key_groups=range(16), at=AtPosition(log.position)).to_arrow()
 
-    `key_groups` None means all; `at` None means the newest. `resume` goes on with an interrupted stream where its
-    reader had got to: in the same state, with the same key groups, so it excludes the other two. `on_progress` is
-    called in this thread. A lease lies on the store while a target is filled, and at no other time.
+    `key_groups`: None means all.
+    `at`: None means the newest.
+    `at_least`: the least position of the newest state, or a place, such as that of a writer in another process. The
+    record below a place must exist, too.
+    `barrier`: include every commit that was acknowledged to anybody before the call. It appends a void record, so it
+    needs the right to write the ledger.
+    `resume`: continue an interrupted stream, in the same state with the same key groups. It excludes `key_groups` and
+    `at`.
+    `on_progress`: called in this thread.
 
-    The newest state is never older than what was opened at, acknowledged or recovered through this `log` object, nor
-    than `at_least`: the `place` of a writer in another process, say, whose record has to be there, too; or a position
-    alone. `barrier` includes everything that anybody was told before the call; it appends a void record, so it needs
-    the right to write the ledger.
+    The newest state includes everything that was opened at, acknowledged or recovered through this `log` object. A
+    lease exists only while a target is filled.
 
-    Raises NotFound if the log does not hold the state asked for, ConfigError, KeyGroupMismatch, Damaged, Unavailable.
+    Raises NotFound if the log does not hold the requested state, ConfigError, KeyGroupMismatch, Damaged, Unavailable.
     """
     check_log(log)
     check_at("at", at)
     check_kind("at_least", at_least, Integral, Place, example="the `place` of a writer, or a ledger position")
     chosen = settings_or(settings, RecoverySettings())
     if barrier and at_least:
-        raise Misuse("a barrier includes every position", hint="Leave at_least out")
+        raise Misuse("a barrier includes every position", hint="Do not pass at_least")
     partitions, seen = None, list[Place]()
     if resume is not None:
         if key_groups is not None or at is not None:
-            raise Misuse("to resume says which state and key groups", hint="Leave key_groups and at out")
+            hint = "Do not pass key_groups or at"
+            raise Misuse("`resume` already determines the state and the key groups", hint=hint)
         check_kind("resume", resume, Cursor, example="what Cursor.from_json gives")
         resume.check(log.descriptor.identity)
         at, key_groups = AtPosition(resume.position), resume.remaining(log.descriptor.key_groups)
@@ -113,13 +118,13 @@ def read(
     at: At | None = None,
     settings: RecoverySettings | None = None,
 ) -> "Recovery":
-    """Recover a log by its name: the state as it was committed last, or `at` an earlier commit. Nobody is fenced.
+    """Recover a log by its name: the last committed state, or `at` an earlier commit. Nobody is fenced.
 
         visits = statelog.read("visits", where)
         print(visits.to_dict()[b"alice"], visits.to_arrow().num_rows)
 
-    It is `recover`, of a log that is opened here. `close`, the end of a `with` block, or dropping the result closes
-    that log. Raises the errors of `statelog.open` and of `recover`.
+    It opens the log for `recover`. `close`, the end of a `with` block, or dropping the result closes the log. Raises
+    the errors of `statelog.open` and of `recover`.
     """
     log = Log.open(name, where)
     with undone_by_errors(log.close):
@@ -137,15 +142,15 @@ def recover_snapshot(
     on_progress: OnProgress | None = None,
     settings: RecoverySettings | None = None,
 ) -> "Recovery":
-    """Plan to read the newest sound snapshot, or the one at a position, without Kafka: `where` may be
+    """Plan to read the newest intact snapshot, or the one at a position, without Kafka: `where` may be
     `Where(None, root)`.
 
-    What it gives is filled and streamed as any recovery; `position`, `commits` and `meta` are the snapshot's.
+    Targets and streams work as in any recovery; `position`, `commits` and `meta` are the snapshot's.
 
     Raises NotFound if there is no log, or no such snapshot, KeyGroupMismatch, Damaged, StoreUnavailable, ConfigError.
     """
     if not isinstance(at, AtPosition | None):
-        raise ConfigError("a snapshot is chosen by its position", hint="Give that, or nothing for the newest")
+        raise ConfigError("a snapshot is chosen by its position", hint="Give AtPosition, or nothing for the newest")
     chosen = settings_or(settings, RecoverySettings())
     log = open_snapshots(name, where)
     held = HeldPlan(log, terms_of(chosen), at, key_groups, is_alone=True, attempts=chosen.attempts)
@@ -154,14 +159,14 @@ def recover_snapshot(
 
 
 class Recovery(Closing):
-    """A planned recovery. Each target reads everything anew. Belongs to one thread; made by `recover` and `read`.
+    """A planned recovery. Each target reads everything again. Belongs to one thread; made by `recover` and `read`.
 
         recovery = recover(log)
         state, resume = recovery.to_dict(), recovery.last_commit("web")
 
-    `position`, `commits`, `meta`, `last_commit`, `value_schema`, `plan` are facts of one state; asking for them leaves
-    nothing on the store. Once one was seen, every target is of that state and no other: if the log was truncated past
-    it meanwhile, that is NotFound. Until then, a target of the newest state may be of a newer one than was planned.
+    `position`, `commits`, `meta`, `last_commit`, `value_schema`, `plan` are facts of one state; reading them writes
+    nothing to the store. After the first one, every target is of exactly that state, or NotFound if the log was
+    truncated past it. Before, a target of the newest state may be newer than the plan.
     """
 
     def __init__(
@@ -183,7 +188,7 @@ class Recovery(Closing):
     # ---- targets
 
     def to_dict(self) -> dict[Any, Any]:
-        """Key to value: bytes, or a dict of the fields of a typed log.
+        """Return a dict from key to value: bytes, or a dict of the fields of a typed log.
 
             recover(log).to_dict()[b"alice"]
 
@@ -193,44 +198,46 @@ class Recovery(Closing):
         return self.dict_of(values_of)
 
     def dict_of(self, values_of: ValuesOf) -> dict[Any, Any]:
-        """As `to_dict`, with the values that `values_of` makes of a value column and its keys."""
+        """Return `to_dict` with the values that `values_of` makes of a value column and its keys."""
         with_group = self.descriptor.hash_rule is HashRule.CALLER
         return self._fill(partial(fill_dict, with_group=with_group, values_of=values_of))
 
     def to_arrow(self, *, ordered: bool = False) -> pa.Table:
-        """A table of key_group (uint16), key, value (binary, or a struct), one row per key, in many chunks.
+        """Return a table of key_group (uint16), key, value (binary, or a struct), one row per key, in many chunks.
 
             recover(log).to_arrow(ordered=True).num_rows
 
-        Rows come in any order; `ordered` sorts by (key group, key). Beside the table it takes the memory of
-        `to_parquet`, or, if that is more and they are not ordered, the newest changes of the tail. Raises Damaged,
-        Unavailable, StorageFull.
+        Rows come in any order; `ordered` sorts by (key group, key). In addition to the table it takes the memory of
+        `to_parquet`; unordered, at least that of the tail's newest changes. Raises Damaged, Unavailable, StorageFull.
         """
         return self._fill(partial(fill_table, ordered=ordered))
 
     def to_parquet(self, path: str | PathLike[str]) -> int:
-        """Write the same table, sorted by (key group, key), to a local file; returns the rows.
+        """Write the same table, sorted by (key group, key), to a local file. Return the number of rows.
 
             rows = recover(log).to_parquet("/tmp/statelog/visits.parquet")
 
-        Memory, beside that of the clients: about three times `fold_bytes` while a tail is sorted, which goes to
-        `spill_directories` above that, however large it is; then, decoded, a row group of every run and what is read
-        ahead (a dozen of four megabytes, up to 64 MB in their files). The file appears whole or not at all, replacing
-        an older one. Raises AlreadyExists for what is no file, ConfigError, StorageFull, Damaged, Unavailable.
+        Sorting a tail takes about three times `fold_bytes` of memory, and spills the rest to `spill_directories`.
+        Merging takes a decoded row group of every run, and a dozen row groups of four megabytes read ahead (up to 64 MB
+        in their files). The Kafka and store clients need memory of their own.
+
+        The file appears whole or not at all, and replaces an older one. Raises AlreadyExists for a path that is no
+        file, ConfigError, StorageFull, Damaged, Unavailable.
         """
         target = local_path(path)
         require_file(target)
         return self._fill(partial(fill_parquet, path=target))
 
     def to_rocksdb(self, path: str | PathLike[str], *, sst_bytes: int = 64 << 20) -> int:
-        """Make a RocksDB database on the local disk; returns the rows. Needs the extra `statelog[rocksdb]`.
+        """Make a RocksDB database on the local disk. Return the number of rows. Needs the extra `statelog[rocksdb]`.
 
             rows = recover(log).to_rocksdb("/tmp/statelog/visits")
 
         A key is the key group (two bytes, big-endian) and the key's bytes, `RocksdbState.key`; a value is its bytes, or
-        Avro's plain binary form. `read_rocksdb_state` tells what was recovered. SST files have about `sst_bytes`. The
-        database appears whole or not at all, and never replaces anything. Memory as `to_parquet`, and the negative keys
-        of one key group. Raises AlreadyExists, ConfigError, StorageFull, Damaged, Unavailable.
+        Avro's plain binary form. `read_rocksdb_state` describes the recovered state. SST files have about `sst_bytes`.
+
+        The database appears whole or not at all, and never replaces anything. Memory is that of `to_parquet`, and the
+        negative keys of one key group. Raises AlreadyExists, ConfigError, StorageFull, Damaged, Unavailable.
         """
         require_rocksdict()
         from statelog.recovery.rocksdb_target import fill_rocksdb, require_absent
@@ -241,35 +248,35 @@ class Recovery(Closing):
         return self._fill(partial(fill_rocksdb, path=target, sst_bytes=sst_bytes))
 
     def digest(self) -> StateDigest:
-        """Read all of it, verify it and keep nothing: how many rows there are, and a digest of them in no order.
+        """Read and verify the whole state. Return its number of rows, and a digest that does not depend on their order.
 
             recover(log).digest() == recover(other_log).digest()
 
-        Equal states have equal digests, in one version of statelog. Memory and errors as `to_parquet`.
+        Equal states have equal digests, in one version of statelog. Memory and errors are those of `to_parquet`.
         """
         return self._fill(fill_digest)
 
     # ---- streams
 
     def stream(self) -> Stream:
-        """The state in portions, read ahead within `memory_bytes` and spilled above: for a reader of your own.
+        """Return the state in portions, read ahead within `memory_bytes` and spilled above: for your own reader.
 
             for changes, cursor in recover(log).stream():
                 print(changes.num_rows, cursor.is_complete)
 
-        The lease lies on the store when this returns, and is removed once all of it was read, however slow the reader
-        is. Raises Misuse, NotFound, Damaged, Unavailable; the stream itself Damaged, Unavailable, StorageFull.
+        The lease exists when this returns, and is removed once the whole state was read, however slow the consumer is.
+        Raises Misuse, NotFound, Damaged, Unavailable; the stream itself Damaged, Unavailable, StorageFull.
         """
         return self._open_stream()
 
     def follow(self, *, poll_s: float = 0.5) -> Stream:
-        """The state as `stream`, and then every commit behind it, until the stream is stopped or closed.
+        """Return the state as `stream`, and then every later commit, until the stream is stopped or closed.
 
             with recover(log).follow() as stream:
                 changes, cursor = next(stream)
 
-        A commit comes within `poll_s`, mostly at once: a thread waits for it at the broker. A lease holds the log for a
-        follower that is behind, up to the cap on leases. Raises Misuse, NotFound, Damaged, Unavailable.
+        A commit arrives within `poll_s`, mostly at once: a thread waits for it at the broker. A lease holds the log for
+        a follower that is behind, up to the cap on leases. Raises Misuse, NotFound, Damaged, Unavailable.
         """
         if not isinstance(poll_s, Real) or not 0 <= poll_s <= TIMEOUT_MAX:
             raise ConfigError(f"poll_s is {poll_s!r} and must be a number of seconds, 0 or more")
@@ -277,27 +284,28 @@ class Recovery(Closing):
             raise Misuse("a snapshot alone has no commits behind it", hint="Use stream; recover follows a log")
         return self._open_stream(poll_s)
 
-    # ---- what it is
+    # ---- facts
 
     @property
     def plan(self) -> Plan:
-        """The plan that is, or was, carried out; from now on every target is of its position."""
+        """The plan. From now on every target is of its position."""
         plan = self._held.plan
         self._held.pin()
         return plan
 
     @property
     def descriptor(self) -> Descriptor:
-        """What the log is."""
+        """The log's descriptor."""
         return self._held.log.descriptor
 
     @property
     def value_schema(self) -> ValueSchema:
-        """The value schema that the state comes in, of which there may be a newer one by then; as `plan`, it is that of
-        every target from now on.
+        """The value schema of the state: the newest one, unless the settings name another.
+
+        From now on every target has this schema, even if there is a newer one by then.
         """
         self._held.pin()
-        # Asked for behind the plan: a schema is stored before the first chunk that needs it.
+        # Read after planning: a schema is stored before the first chunk that needs it.
         schemas, wanted = self._held.log.value_schemas, self._settings.value_schema_id
         found = schemas.newest() if wanted is None else schemas.get(wanted)
         self._settings = replace(self._settings, value_schema_id=found.id)
@@ -314,7 +322,7 @@ class Recovery(Closing):
         return self.plan.state.commits
 
     def last_commit(self, writer: str) -> LastCommit | None:
-        """A writer's last commit in this state, with its metadata: where its source resumes. None before its first."""
+        """Return a writer's last commit in this state, from which its source resumes. None before its first."""
         return self.plan.state.last_commit(writer)
 
     @property
@@ -324,37 +332,38 @@ class Recovery(Closing):
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        """What was damaged and gone around."""
+        """Damaged snapshots that were skipped."""
         return tuple(self._held.snapshots.warnings)
 
     def statistics(self) -> RecoveryStatistics:
-        """Numbers of the target that was filled last. Raises Misuse before the first."""
+        """Return the numbers of the last filled target. Raises Misuse before the first."""
         return self._monitor.statistics
 
-    # ---- life
+    # ---- lease and close
 
     def reserve(self) -> Callable[[], None]:
-        """Leave a lease on the store: for `lease_ttl_s`, or until what this returns is called, others can recover the
-        state at this position.
+        """Leave a lease on the store, so that others can recover the state at this position.
 
-            let_go = recovery.reserve()
+            release = recovery.reserve()
 
-        For a program that plans, and hands `position` to workers that read. Raises NotFound, Damaged, Unavailable, and
-        Misuse while a stream is open, whose lease it would be.
+        It lasts for `lease_ttl_s`, or until the returned function is called. For a program that plans, and gives
+        `position` to workers that read. Raises NotFound, Damaged, Unavailable, and Misuse while a stream is open, which
+        has this lease.
         """
         self._check_idle()
         self._held.pin()
         return self._held.reserve()
 
     def close(self) -> None:
-        """Close a stream that is open, remove the lease and leave the cache. Idempotent. A later target starts anew,
-        unless the log is that of `read`, which is closed.
+        """Close an open stream, remove the lease and leave the cache. Idempotent.
+
+        A later target starts again, but not in a recovery of `read`, whose log is closed.
         """
         if self._read_ahead is not None:
             self._read_ahead.close()
             if self._read_ahead.is_running:
                 return  # The plan belongs to the thread, which waits for a broker or store and releases it later.
-        self._let_go()
+        self._release_plan()
         self.release()
 
     def __repr__(self) -> str:
@@ -369,7 +378,7 @@ class Recovery(Closing):
     def _fill(self, target: Target[T]) -> T:
         self._check_idle()
         if self._resume is not None:
-            raise Misuse("what is resumed is the rest of a state", hint="Use stream or follow")
+            raise Misuse("a resumed recovery is only the rest of a state", hint="Use stream or follow")
         monitor = self._monitor
         monitor.start()
 
@@ -384,11 +393,11 @@ class Recovery(Closing):
                 monitor.done(reader, rows)
             return result
         finally:
-            self._let_go()
+            self._release_plan()
 
-    def _reader(self, plan: Plan, beat: Beat) -> PlanReader:
+    def _reader(self, plan: Plan, on_step: OnStep) -> PlanReader:
         self._opener.hold()
-        return PlanReader(self._held.log, plan, self._settings, beat, hold=self._held, opener=self._opener)
+        return PlanReader(self._held.log, plan, self._settings, on_step, hold=self._held, opener=self._opener)
 
     def _open_stream(self, poll_s: float | None = None) -> Stream:
         self._check_idle()
@@ -398,12 +407,12 @@ class Recovery(Closing):
             self._opener.hold()
             self._monitor.begin()
             self._read_ahead = ReadAhead(
-                self._held, self._settings, self._reader, self._let_go, self._resume, poll_s=poll_s
+                self._held, self._settings, self._reader, self._release_plan, self._resume, poll_s=poll_s
             )
             return Stream(self._read_ahead, self._monitor)
 
-    def _let_go(self) -> None:
-        """Of lease and cache, which in a fork are the parent's. Idempotent."""
+    def _release_plan(self) -> None:
+        """Release lease and cache. Idempotent; void in a fork, whose parent owns them."""
         if self._held.is_foreign:
             return
         try:

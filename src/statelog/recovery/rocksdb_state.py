@@ -1,14 +1,15 @@
-"""`RocksdbState`: how a RocksDB database describes its state, and where a key lies in it; and what all who open one
-share: whether the library is there, and its failures. Imports without RocksDB.
+"""`RocksdbState`: the description of the state in a RocksDB database, and its keys. Imports without RocksDB.
 
-The default column family holds the state and nothing else. A column family of its own holds one JSON text: whoever goes
-on writing to the database can put the next position into the same write batch as the changes.
+It also has the common parts of all users of RocksDB: the check for the library, and its failures.
+
+The default column family holds the state and nothing else. A second column family holds the description as one JSON
+text: later writers can put the next position into the same write batch as the changes.
 
 Invariants:
-- A database key is the key group, two bytes big-endian, and the key's bytes: a key group is one range of keys, which
-  can be dropped, or taken out for another worker, without looking at what is in it.
-- A long is eight bytes big-endian two's complement, as everywhere in a log; so within a key group RocksDB has negative
-  numbers after positive ones.
+- A database key is the key group, two bytes big-endian, and the key's bytes. So a key group is one range of keys, which
+  can be dropped, or moved to another worker, without reading it.
+- A long is eight bytes big-endian two's complement, as everywhere in a log. So within a key group RocksDB sorts
+  negative numbers after positive ones.
 """
 
 import ctypes
@@ -47,7 +48,7 @@ _FORMAT = 1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResumePoint:
-    """A writer's last commit in the state: where its source resumes."""
+    """A writer's last commit in the state, from which its source resumes."""
 
     checkpoint_id: int
     metadata: Metadata
@@ -55,10 +56,12 @@ class ResumePoint:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RocksdbState:
-    """Which state of which log a database held when it was made.
+    """The log and the state that a database held when it was made.
 
-    `recovered_key_groups` None means all. `value_schema` is the text of the Avro schema that every value was encoded
-    with (plain binary form), '' if values are opaque bytes. `rows` counts keys, `commits` is by writer.
+    `recovered_key_groups`: None means all.
+    `value_schema`: the text of the Avro schema of all values (plain binary form), '' for opaque bytes.
+    `rows`: the number of keys.
+    `commits`: by writer.
     """
 
     log: str
@@ -83,7 +86,7 @@ class RocksdbState:
         return self.place.position
 
     def key(self, key: bytes | str | int, *, key_group: int | None = None) -> bytes:
-        """The database key of a log's key. `key_group` is needed where callers name it, and checked elsewhere.
+        """Return the database key of a log's key. `key_group` is required where callers name it, else checked.
 
         Raises InvalidChange for a key of another type, KeyGroupMismatch.
         """
@@ -92,30 +95,30 @@ class RocksdbState:
         if self.hash_rule is not HashRule.CALLER:
             group = key_group_of(key, self.key_type, self.key_groups, self.prefix_bytes)
         if group is None or not 0 <= group < self.key_groups or key_group not in (None, group):
-            hint = "Name the key group that the key was written to" if group is None else "Leave key_group out"
+            hint = "Name the key group that the key was written to" if group is None else "Do not pass key_group"
             raise KeyGroupMismatch("a key's key group", hint=hint, named=key_group, own=group)
         return group.to_bytes(2, "big") + data
 
     def to_json(self) -> bytes:
-        """As it stands in the database."""
+        """Encode it as in the database."""
         found = {**asdict(self), **asdict(self.identity), "position": self.position, "place": self.place.to_json()}
         del found["identity"]
         return json.dumps({"format": _FORMAT, **found}, sort_keys=True).encode()
 
     @classmethod
     def from_json(cls, data: bytes) -> "RocksdbState":
-        """Raises UnknownFormat if a newer statelog wrote it, Corrupt if none did."""
+        """Decode `to_json`. Raises UnknownFormat for another version of statelog, Corrupt for anything else."""
         try:
             found = cast("dict[str, Any]", json.loads(data))
             if found["format"] != _FORMAT:
                 raise UnknownFormat("a database made by another version of statelog", format=str(found["format"]))
             return _state_of(found)
         except (ValueError, KeyError, TypeError, AttributeError, ConfigError) as error:
-            raise Corrupt("the database does not say what state it holds", problem=repr(error)) from error
+            raise Corrupt("the database does not describe its state", problem=repr(error)) from error
 
 
 def _place_of(found: dict[str, Any]) -> Place:
-    """Who goes on writing to the database may move the position alone, and then nobody knows the record below it."""
+    """Return the place. If a later writer has moved only the position, the record below it is unknown."""
     alone = Place.from_json([found["position"]])
     place = Place.from_json(found.get("place", alone.to_json()))
     return place if place.position == alone.position else alone
@@ -142,8 +145,9 @@ _opened_in: set[int] = set()
 
 
 def opens_rocksdb() -> None:
-    """This process opens a database now: in a fork of it the library's threads are not there, and whoever needs them
-    waits for ever, or falls over what is left of them. So does the library itself at the end of the process.
+    """Note that this process opens a database, which none of its forks can use.
+
+    The library's threads do not exist in a fork: calls that need them hang or crash, and so does the library's exit.
     """
     if not _opened_in:
         os.register_at_fork(after_in_child=partial(_skip_exit, ctypes.CDLL(None)))
@@ -151,9 +155,9 @@ def opens_rocksdb() -> None:
 
 
 def _skip_exit(c: ctypes.CDLL) -> None:
-    """In a forked child: once Python has ended, end the process with its status, before the library's own end comes.
+    """End a forked child with its status right after Python, before the library's exit handler.
 
-    What is registered last is called first. Where the C library cannot pass the status on, nothing is done.
+    Exit handlers run in reverse order. Where the C library cannot pass the status on, nothing is done.
     """
     if hasattr(c, "on_exit"):
         c.on_exit(c._exit, None)
@@ -162,7 +166,7 @@ def _skip_exit(c: ctypes.CDLL) -> None:
 def require_rocksdict() -> None:
     """Raise ConfigError if the extra is not installed, or if a parent of this forked process has used it."""
     if _opened_in - {os.getpid()}:
-        hint = 'Start the process anew: multiprocessing.get_context("spawn"), or open none before the fork'
+        hint = 'Use multiprocessing.get_context("spawn"), or open no database before the fork'
         raise ConfigError("RocksDB cannot be used in a fork of a process that used it", hint=hint)
     if find_spec("rocksdict") is None:
         hint = "Install the extra: pip install 'statelog[rocksdb]'"
@@ -170,9 +174,9 @@ def require_rocksdict() -> None:
 
 
 def read_rocksdb_state(path: str | PathLike[str]) -> RocksdbState:
-    """Which state a database of `Recovery.to_rocksdb` holds. Opens it for reading only.
+    """Return the description of a database of `Recovery.to_rocksdb`. Opens it for reading only.
 
-    Raises NotFound if there is none, Corrupt if it does not say, UnknownFormat, StoreUnavailable, ConfigError.
+    Raises NotFound without a database, Corrupt without a description, UnknownFormat, StoreUnavailable, ConfigError.
     """
     require_rocksdict()
     import rocksdict
@@ -183,24 +187,24 @@ def read_rocksdb_state(path: str | PathLike[str]) -> RocksdbState:
             raise NotFound("no RocksDB database is there", path=fspath(path))
     try:
         database = rocksdict.Rdict(fspath(path), access_type=rocksdict.AccessType.read_only())
-    except Exception as error:  # The library has no type of its own for anything.
+    except Exception as error:  # The library has no error types of its own.
         raise StoreUnavailable(f"the database cannot be opened: {error}", path=fspath(path)) from error
     try:
         found = database.get_column_family(STATE_FAMILY).get(STATE_KEY)
     except Exception as error:
-        raise Corrupt(f"the database does not say what state it holds: {error}", path=fspath(path)) from error
+        raise Corrupt(f"the database does not describe its state: {error}", path=fspath(path)) from error
     finally:
         database.close()
     return RocksdbState.from_json(found or b"")
 
 
 _LEAST_FREE_BYTES = 1 << 20  # About what RocksDB writes at once.
-_TOLD = (errno.ENOSPC, errno.EDQUOT, errno.EMFILE, errno.ENFILE, errno.EACCES)  # RocksDB tells them in words only.
+_IN_TEXT = (errno.ENOSPC, errno.EDQUOT, errno.EMFILE, errno.ENFILE, errno.EACCES)  # RocksDB only has their texts.
 
 
 @contextmanager
 def rocksdb_disk(path: Path, step: str, disk: DiskHook) -> Generator[None]:
-    """As `store.disk.disk`. RocksDB's failures are plain `Exception` with a text."""
+    """Translate failures as `local_disk` does. RocksDB's are a plain `Exception` with a text."""
     try:
         with local_disk(path, step, disk):
             yield
@@ -211,11 +215,12 @@ def rocksdb_disk(path: Path, step: str, disk: DiskHook) -> Generator[None]:
 
 
 def rocksdb_error(error: Exception, path: Path) -> StatelogError:
-    """Return StorageFull or StoreUnavailable for a failure that RocksDB tells in words only.
+    """Return StorageFull or StoreUnavailable for a failure of RocksDB, which is only a text.
 
-    A full disk fails a write, and RocksDB may tell of a later one alone, which it did not even try: the disk says more.
+    After a failed write on a full disk, RocksDB may only report a later write that it did not try. So the free space is
+    checked, too.
     """
-    number = next((number for number in _TOLD if os.strerror(number) in str(error)), errno.EIO)
+    number = next((number for number in _IN_TEXT if os.strerror(number) in str(error)), errno.EIO)
     if number == errno.EIO:
         with suppress(OSError):
             there = next(one for one in (path, *path.parents) if one.exists())

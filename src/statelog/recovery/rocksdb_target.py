@@ -1,17 +1,17 @@
 """Target: a RocksDB database on the local disk, made of SST files that RocksDB ingests as they are.
 
-Sorted rows become SST files of bounded size, which are ingested at once: nothing passes through a memtable, a
+Sorted rows become SST files of bounded size, which are ingested at once: no row passes through a memtable, a
 write-ahead log or a compaction. Needs the extra `statelog[rocksdb]`.
 
-A raw key is the key group (two bytes, big-endian) and the key's bytes: what a byte-ordered store sorts by. For bytes
-and strings this order is the one that sorted tables already have. Longs are two's complement, so negative ones come
-after the others of their key group.
+A raw key is the key group (two bytes, big-endian) and the key's bytes, and RocksDB sorts by its bytes. Sorted tables
+already have this order for bytes and strings. Longs are two's complement, so negative ones come after the others of
+their key group.
 
 Invariants:
-- The database appears under its name whole or not at all, and only after every check has passed. One that is there
-  already is never touched. What a kill leaves beside it is swept by the next one of that name.
-- It names the log and the position that it holds, in a column family of its own.
-- Memory holds a few thousand rows beyond what the tables themselves hold.
+- The database appears under its name whole or not at all, and only after every check has passed. An existing database
+  is never touched. The leftovers of a killed process are swept by the next target of that name.
+- Its own column family names the log and the position.
+- Memory holds a few thousand rows in addition to the tables.
 """
 
 from collections import deque
@@ -45,25 +45,25 @@ from statelog.store.disk.own_directory import make_own
 
 _PIECE_BYTES = 4 << 20
 _NOTHING = scalar_of(b"", pa.binary())
-"""Between the parts of a raw key."""
+"""The separator of a raw key's parts."""
 _BLOOM_BITS = 10
-"""Of a key, in the filter of its file: whoever asks for a key that is not there reads nothing else."""
+"""Bits per key in the filter of a file: a lookup of a missing key reads nothing else."""
 
 
 def require_absent(path: Path) -> None:
-    """Raise AlreadyExists if there is anything but an empty directory, StoreUnavailable where nobody may look."""
+    """Raise AlreadyExists unless the path is free or an empty directory, StoreUnavailable if it cannot be read."""
     with local_disk(path):
         if path.is_dir() and not any(path.iterdir()):
             return
         if path.exists() or path.is_symlink():
-            hint = "Name another path, or remove what is there: a database is never replaced"
-            raise AlreadyExists("something is there already", path=str(path), hint=hint)
+            hint = "Name another path, or remove the old files: a database is never replaced"
+            raise AlreadyExists("the path is in use already", path=str(path), hint=hint)
 
 
 def fill_rocksdb(reader: PlanReader, *, path: Path, sst_bytes: int) -> tuple[int, int]:
-    """A database whose SST files have about `sst_bytes`; the result is its rows.
+    """Make a database whose SST files have about `sst_bytes`. The result is its number of rows.
 
-    Raises AlreadyExists, StorageFull, StoreUnavailable for the local disk, and whatever reading raises.
+    Raises AlreadyExists, StorageFull, StoreUnavailable for the local disk, and the errors of reading.
     """
     disk = reader.environment.disk
     with rocksdb_disk(path, "make", disk):
@@ -83,7 +83,7 @@ def fill_rocksdb(reader: PlanReader, *, path: Path, sst_bytes: int) -> tuple[int
                 sync(file)
         with rocksdb_disk(path, "rename", disk):
             try:
-                made.rename(path)  # Which fails on what came in between, unless that is an empty directory.
+                made.rename(path)  # It fails if the path came into use meanwhile, but for an empty directory.
             except OSError:
                 require_absent(path)
                 raise
@@ -126,7 +126,7 @@ class _SstFiles:
     _open: rocksdict.SstFileWriter | None = None
 
     def add(self, table: pa.Table) -> None:
-        """Append rows whose raw keys follow all that came before."""
+        """Append rows whose raw keys follow all earlier ones."""
         step = max(1, table.num_rows * _PIECE_BYTES // max(1, table.nbytes))
         for batch in table.to_batches(max_chunksize=step):
             keys = raw_keys(batch).to_pylist()
@@ -136,7 +136,7 @@ class _SstFiles:
         self.rows += table.num_rows
 
     def finish(self) -> None:
-        """Close the file that is open, if one is."""
+        """Close the open file, if any."""
         if self._open is not None:
             self._open.finish()
             self._open = None
@@ -146,14 +146,14 @@ class _SstFiles:
             self._open = rocksdict.SstFileWriter(rocksdb_options())
             self.paths.append(str(self.directory / f"{len(self.paths):06d}.sst"))
             self._open.open(self.paths[-1])
-        # The writer takes one row a call; a deque of no length makes the calls without a Python loop.
+        # The writer takes one row per call; a deque of length 0 makes the calls without a Python loop.
         deque(map(self._open.__setitem__, keys, values), maxlen=0)
         if self._open.file_size() >= self.sst_bytes:
             self.finish()
 
 
 def rocksdb_options(blocks: rocksdict.BlockBasedOptions | None = None) -> rocksdict.Options:
-    """Of a database of raw keys, and of its files: compressed, with a filter each. `blocks` may say more of them."""
+    """Return the options of a database of raw keys: compressed files with filters. `blocks` adds block options."""
     opens_rocksdb()
     blocks = blocks or rocksdict.BlockBasedOptions()
     blocks.set_bloom_filter(_BLOOM_BITS, False)
@@ -181,7 +181,7 @@ def _make_database(path: Path, files: list[str], state: RocksdbState) -> None:
 
 
 def raw_keys(rows: pa.RecordBatch) -> pa.Array:
-    """The raw keys of a batch with the columns key_group and key, as binary."""
+    """Return the raw keys of a batch with the columns key_group and key, as binary."""
     groups = _big_endian(numbers_of(rows.column("key_group")).astype(">u2"))
     keys = rows.column("key")
     data = _big_endian(numbers_of(keys).astype(">i8")) if pa.types.is_integer(keys.type) else keys
@@ -194,9 +194,9 @@ def _big_endian(numbers: NDArray[np.generic]) -> pa.Array:
 
 
 def in_raw_order(tables: Iterable[pa.Table]) -> Iterator[pa.Table]:
-    """Tables sorted by (key group, key) as tables in the order of raw keys.
+    """Reorder tables sorted by (key group, key) to the order of raw keys.
 
-    Of longs, the negative ones of one key group are held back until its others have come; nothing else is held.
+    It only holds back the negative longs of one key group, until the others have come.
     """
     return (table for table in _in_raw_order(tables) if table.num_rows)
 

@@ -1,19 +1,19 @@
-"""`RunCache`: runs on the local disk, their readers, and when they are removed. Never decodes a run.
+"""`RunCache`: runs on the local disk, their readers, and their removal. Never decodes a run.
 
-The first reader of a run downloads it, in its own thread; later ones wait for that download. A run without
-readers stays for `idle_s` after its last reader, in case that one more recovery wants it.
+The first reader of a run downloads it, in its own thread; later readers wait for that download. A run without readers
+stays for `idle_s`, for the next recovery.
 
-    <base>/attempt-<uuid>/<uuid>.run      a whole, verified run; or .partial, a download on its way, never read
+    <base>/attempt-<uuid>/<uuid>.run      a whole, verified run; or .partial, a download in progress, never read
 
-An attempt is one cache in one process; what dead attempts left is swept when the next one begins.
+An attempt is one cache in one process. The next attempt sweeps the files of dead ones.
 
 Invariants:
 - A file is readable under its name if and only if its length and its sha256 are those of its manifest.
-- One lock guards the map and the counts. Look-up and retain, release, and remove each are one critical section, so no
-  file goes between the look at its count and its removal. Nobody downloads or waits for a download with the lock held.
-- A download that failed is not in the map: those who waited get its error, and the next one to ask tries again.
+- One lock guards the map and the counts. Each of lookup with retain, release, and remove is one critical section, so no
+  file is removed while a reader is added. No thread downloads, or waits for a download, while it holds the lock.
+- A failed download is not in the map: waiting readers get its error, and the next reader tries again.
 - A reader counts once, however often it is closed.
-- After `close` there is no file, no directory and no thread of this cache. In a fork nothing is written or deleted.
+- After `close` there is no file, no directory and no thread of this cache. A fork writes and deletes nothing.
 """
 
 import copy
@@ -44,12 +44,12 @@ _LONGEST_WAIT_S = 3600.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CacheSettings:
-    """Runs are read from local copies, shared by all recoveries of a log in this process.
+    """Settings for local copies of runs, shared by all recoveries of a log in this process.
 
     directory  where the copies lie, on a local disk; many processes and logs may share one
-    idle_s     how long a copy stays after its last reader, as long as anybody holds the cache; 0 removes it at once
-    max_bytes  the most that the copies of one log in one process may take, None for no bound; idle ones go first, those
-               idle longest before others
+    idle_s     how long a copy stays after its last reader, as long as the cache is in use; 0 removes it at once
+    max_bytes  the most that the copies of one log in one process may take, None for no bound; the longest idle copies
+               are removed first
 
     Raises ConfigError.
     """
@@ -72,8 +72,9 @@ def _check_directory(directory: object) -> None:
 
 
 class CacheDirectory:
-    """The directory of this attempt, at `path`, in `base`, where what dead attempts left is swept. Belongs to the
-    process that makes it, `owner`. Raises StoreUnavailable, StorageFull; what cannot be swept is a log line.
+    """The directory of this attempt, at `path`, in `base`, where directories of dead attempts are swept.
+
+    Belongs to the process that makes it, `owner`. Raises StoreUnavailable, StorageFull; a failed sweep is a log line.
     """
 
     def __init__(self, base: Path) -> None:
@@ -86,11 +87,11 @@ class CacheDirectory:
         self.owner = OwnProcess("the cache")
 
     def new_file(self) -> Path:
-        """A name that no file has or had."""
+        """Return a path that was never used before."""
         return self.path / f"{self._new_id()}.run"
 
     def fetch(self, store: Store, run: RunFile, file: Path) -> None:
-        """Download a whole run; `file` appears when it is whole and verified, and nothing stays if that fails.
+        """Download a whole run. `file` appears when it is whole and verified; a failure leaves nothing.
 
         Raises NotFound, CorruptRun, StoreUnavailable, StorageFull.
         """
@@ -106,12 +107,12 @@ class CacheDirectory:
             partial.unlink(missing_ok=True)
 
     def open(self, file: Path) -> BinaryIO:
-        """A reader of a file that was fetched. Raises StoreUnavailable."""
+        """Open a fetched file. Raises StoreUnavailable."""
         with local_disk(file, "open", self._disk):
             return file.open("rb")
 
     def delete(self, file: Path) -> None:
-        """Delete a file that was fetched; open readers keep on reading. A log line if it stays."""
+        """Delete a fetched file; open readers can read on. A failure is a log line."""
         try:
             self._disk("delete", file)
             file.unlink(missing_ok=True)
@@ -119,7 +120,7 @@ class CacheDirectory:
             _LOG.warning("a cached run stays until the cache is closed: %s", error)
 
     def remove(self) -> None:
-        """Delete everything. Idempotent; what stays, the next start sweeps."""
+        """Delete everything. Idempotent; the next start sweeps any rest."""
         self._own.close()
 
 
@@ -134,7 +135,7 @@ def _verify(file: Path, run: RunFile) -> None:
 
 
 class CacheStatistics(NamedTuple):
-    """Counts since the cache was made, and what it holds now. A failed download counts as one; `removed` are files."""
+    """Counts since the cache was made, and its content now. `downloads` includes failed ones; `removed` are files."""
 
     opened: int
     downloads: int
@@ -148,7 +149,7 @@ class CacheStatistics(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class _Entry:
-    """A run that is here or on its way. `readers` counts those who wait for it, too."""
+    """A cached run, or its download. `readers` includes readers that wait for it."""
 
     run: RunFile
     file: Path
@@ -167,7 +168,7 @@ class CachedRun:
         self._open = True
 
     def close(self) -> None:
-        """Close the file and count the reader out, whatever closing says."""
+        """Close the file and count the reader out, even if closing fails."""
         with self._lock:
             was_open, self._open = self._open, False
         if was_open:
@@ -206,10 +207,10 @@ class RunCache(Closing):
     # ---- reading
 
     def open(self, store: Store, run: RunFile) -> CachedRun:
-        """A reader of a run, which is downloaded from the store if it is not here; close it, or use `with`.
+        """Open a run, which is downloaded from the store if it is not cached; close it, or use `with`.
 
-        Raises NotFound, CorruptRun (also if the copy that was here cannot be opened; the next one to ask downloads
-        anew), StoreUnavailable, StorageFull (the local disk, or `max_bytes`), ClosedError.
+        Raises NotFound, CorruptRun, StoreUnavailable, StorageFull (the local disk, or `max_bytes`), ClosedError.
+        CorruptRun may mean that a cached copy cannot be opened; the next call downloads it again.
         """
         self._directory.owner.check()
         begun = list[_Entry]()
@@ -224,7 +225,7 @@ class RunCache(Closing):
                 return CachedRun(self._open_file(entry), lambda: self._release(entry))
 
     def distrust(self, run: RunFile) -> None:
-        """Hand out the copy that is here no more. It goes with its last reader; the next one to ask downloads anew."""
+        """Drop the cached copy. It is deleted with its last reader; the next `open` downloads the run again."""
         self._directory.owner.check()
         with self._changed:
             entry = self._entries.get(run.path)
@@ -232,21 +233,21 @@ class RunCache(Closing):
                 self._drop(entry)
 
     def _retain(self, run: RunFile, begun: list[_Entry]) -> _Entry:
-        """The run's entry with one more reader. It is `begun` for this one, who has to download, if there was none."""
+        """Return the run's entry with one more reader. A new entry is added to `begun`: this reader downloads it."""
         with self._changed:
             self._check_open()
             entry = self._entries.get(run.path)
             if entry is None:
                 self._make_room(run)
                 entry = _Entry(run, self._directory.new_file())
-                begun.append(entry)  # First: what is in the map, and nobody downloads, would be waited for without end.
+                begun.append(entry)  # First: readers would wait for ever for a mapped entry that nobody downloads.
                 self._entries[run.path] = entry
             entry.readers += 1
             self._count(opened=1)
             return entry
 
     def _break_off(self, begun: Sequence[_Entry]) -> None:
-        """The error that is being handled, Ctrl-C say, ended the opening: who waits for the download is told."""
+        """Fail the downloads of an opening that an error, such as Ctrl-C, has ended, so that waiting readers raise."""
         error = sys.exception()
         for entry in begun:
             if not entry.ready.done():
@@ -291,16 +292,16 @@ class RunCache(Closing):
                     self._janitor = self._environment.begin(self._cleanup)
                 self._changed.notify_all()
 
-    # ---- removing; the lock is held by whoever calls what starts with an underscore
+    # ---- removing; callers of the private methods hold the lock
 
     def sweep(self) -> None:
-        """Remove the runs whose idle time is over now, without waiting for the janitor."""
+        """Remove the runs whose idle time is over, without waiting for the janitor."""
         self._directory.owner.check()
         with self._changed:
             self._remove_expired()
 
     def _remove_expired(self) -> float | None:
-        """Remove what is due, and return the seconds until the next run is; None if none is idle."""
+        """Remove expired runs. Return the seconds until the next one expires; None if none is idle."""
         now_s = self._clock()
         for entry in self._idle():
             if entry.idle_until_s > now_s:
@@ -309,7 +310,7 @@ class RunCache(Closing):
         return None
 
     def _make_room(self, run: RunFile) -> None:
-        """Remove idle runs until this one fits. Raises StorageFull, and removes nothing, if it cannot."""
+        """Remove idle runs until this one fits. Raises StorageFull, and removes nothing, if it cannot fit."""
         idle = self._idle()
         used = sum(entry.run.size_bytes for entry in self._entries.values())
         if used - sum(entry.run.size_bytes for entry in idle) + run.size_bytes > self._max_bytes:
@@ -327,7 +328,7 @@ class RunCache(Closing):
             self._remove(entry)
 
     def _idle(self) -> list[_Entry]:
-        """The runs without readers, the longest idle first."""
+        """Return the runs without readers, the longest idle first."""
         return sorted((e for e in self._entries.values() if not e.readers), key=lambda e: e.idle_until_s)
 
     def _remove(self, entry: _Entry) -> None:
@@ -336,7 +337,7 @@ class RunCache(Closing):
         self._count(removed=1)
 
     def _drop(self, entry: _Entry) -> None:
-        """Hand this copy out no more, if it still is; with readers it goes with the last of them."""
+        """Drop this copy from the map, if it is still there. It is deleted with its last reader."""
         if self._entries.get(entry.run.path) is entry:
             if entry.readers:
                 del self._entries[entry.run.path]
@@ -349,10 +350,10 @@ class RunCache(Closing):
                 delay_s = self._remove_expired()
                 self._changed.wait(None if delay_s is None else min(delay_s, _LONGEST_WAIT_S))
 
-    # ---- life
+    # ---- statistics and close
 
     def statistics(self) -> CacheStatistics:
-        """Numbers of this moment."""
+        """Return the current numbers."""
         self._directory.owner.check()
         with self._changed:
             entries = self._entries.values()
@@ -363,9 +364,9 @@ class RunCache(Closing):
             )
 
     def close(self) -> None:
-        """Remove everything, after downloads on their way have ended. Idempotent; does nothing in a fork.
+        """Remove everything, after downloads in progress have ended. Idempotent; void in a fork.
 
-        Readers that are still open keep on reading: their file has no name any more, and goes with them.
+        Open readers can read on: their file has no name any more, and is freed when they close.
         """
         if self.is_foreign:
             return

@@ -1,16 +1,17 @@
-"""How the runs of a plan are opened: on the log's store, or as local copies in a cache, one per log and process, opened
-by its first user and closed by its last. Never folds.
+"""`RunOpener`: opens the runs of a plan, on the log's store or as local copies in a cache. Never folds.
+
+There is one cache per log and process, opened by its first user and closed by its last.
 
     settings = RecoverySettings(cache=CacheSettings(directory=Path("/var/cache/statelog")))
     with RunOpener(log, settings.cache):  # holds the cache over all recoveries inside
         ...
 
 Invariants:
-- What an opener hands out reads the bytes of that run and nothing else; who decodes them verifies them.
-- Get-or-make, and leaving, are one critical section each. What its last user left is in no map any more.
+- A reader gives the bytes of its run and nothing else. The decoder verifies them.
+- Joining and leaving a cache are one critical section each. A cache without users is in no map.
 - A log's users in one process agree on the settings of its cache.
-- A fork starts without any cache; it never touches its parent's.
-- A run that is missing or damaged is SnapshotFailed, which tells it apart from anything else that can be missing.
+- A fork starts without any cache, and never touches its parent's.
+- A missing or damaged run is SnapshotFailed, which distinguishes it from other missing files.
 """
 
 import logging
@@ -31,12 +32,14 @@ _LOG = logging.getLogger("statelog.recovery")
 
 
 class RunOpener(Closing):
-    """Opens the runs of a log for one recovery: as copies in the log's cache while it is held, or without `settings` on
-    the store. Not for several owners at once. After `close` it can be held again; what is open stays readable.
+    """Opens the runs of a log for one recovery: as copies in the log's cache while it is held, else on the store.
 
-    A full disk, a full cache and a copy that does not verify cost a log line, and the run is read from the store
-    itself: whether the file there is damaged, only its own reader can say. A run whose copy turned out damaged later is
-    read from the store from then on, so that no run can fail twice because of its copies.
+    Without `settings` there is no cache. It has one owner at a time, can be held again after `close`, and open readers
+    stay readable.
+
+    On a full disk, a full cache or a copy that does not verify, it logs a line and reads the run from the store, where
+    the file may be intact. After a damaged copy, it always reads that run from the store, so that no run fails twice
+    because of its copies.
     """
 
     def __init__(self, log: Log, settings: CacheSettings | None = None) -> None:
@@ -50,8 +53,9 @@ class RunOpener(Closing):
         self._distrusted: set[str] = set()
 
     def hold(self) -> None:
-        """Join the log's cache, if there is one. Idempotent. Raises ConfigError, StoreUnavailable; a full disk is a log
-        line only.
+        """Join the log's cache, if there is one. Idempotent.
+
+        Raises ConfigError, StoreUnavailable; a full disk is only a log line.
         """
         self._is_held = True
         try:
@@ -60,9 +64,9 @@ class RunOpener(Closing):
             _warn(error)
 
     def open(self, run: RunFile) -> AbstractContextManager[BinaryIO]:
-        """A seekable reader. Raises NotFound, StoreUnavailable, ConfigError.
+        """Return a seekable reader. Raises NotFound, StoreUnavailable, ConfigError.
 
-        From any thread. One that comes after `close` reads from the store, so that it joins nothing behind its owner.
+        Any thread may call it. After `close` it reads from the store, and joins no cache.
         """
         if run.path in self._distrusted:
             return self._store.open(run.path)
@@ -78,10 +82,10 @@ class RunOpener(Closing):
         return copy
 
     def failed(self, run: RunFile, error: CorruptRun | NotFound, manifest: int | None = None) -> SnapshotFailed:
-        """What to raise for a run that is gone or damaged. A copy is handed out no more, with a log line."""
+        """Make the error for a missing or damaged run. A damaged copy is dropped, with a log line."""
         if isinstance(error, NotFound):
             error = NotFound(
-                "a run that the snapshot names is gone",
+                "a run that the snapshot names is missing",
                 log=self._key.name,
                 manifest=manifest,
                 path=run.path,
@@ -98,9 +102,9 @@ class RunOpener(Closing):
         return SnapshotFailed(error, is_copy=is_copy)
 
     def statistics(self) -> CacheStatistics:
-        """Numbers of the shared cache. Raises Misuse while it is not held."""
+        """Return the numbers of the shared cache. Raises Misuse while it is not held."""
         if self._joined is None:
-            raise Misuse("this opener holds no cache", hint="Ask while it is held")
+            raise Misuse("this opener holds no cache", hint="Call it while the cache is held")
         return self._joined.statistics()
 
     def close(self) -> None:
@@ -129,7 +133,7 @@ def _warn(error: StatelogError) -> None:
 
 
 class _Key(NamedTuple):
-    """Which log: the same name on another root or cluster is another one."""
+    """The identity of a log: the same name on another root or cluster is another log."""
 
     identity: LogIdentity
     name: str
@@ -137,7 +141,7 @@ class _Key(NamedTuple):
 
 
 _caches: dict[_Key, tuple[RunCache, int]] = {}
-"""The caches of this process, each with how many use it; `_lock` guards them."""
+"""The caches of this process with their number of users; `_lock` guards them."""
 _lock = Lock()
 
 
@@ -167,11 +171,11 @@ def _leave(key: _Key, cache: RunCache) -> None:
     cache.close()
 
 
-def _start_anew() -> None:
-    """In a forked child: the parent's map is not ours, and its lock may be held by a thread that is not here."""
+def _reset_in_fork() -> None:
+    """Forget the parent's caches in a forked child. A thread that does not exist here may hold the parent's lock."""
     global _lock  # noqa: PLW0603 - a lock that nobody here can release has to be replaced
     _lock = Lock()
     _caches.clear()
 
 
-os.register_at_fork(after_in_child=_start_anew)
+os.register_at_fork(after_in_child=_reset_in_fork)

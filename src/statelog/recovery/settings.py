@@ -18,30 +18,30 @@ _LEAST = {"attempts": 1, "fold_bytes": 1, "threads": 1, "memory_bytes": 64 * 102
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecoverySettings:
-    """How a recovery works; what it recovers never depends on them, except for `value_schema_id`.
+    """Settings of a recovery. The recovered state does not depend on them, except for `value_schema_id`.
 
         settings = RecoverySettings(holder="web", lease_ttl_s=300.0)
         recover(log, settings=settings).to_dict()
 
     stall_timeout_s      give up when Kafka makes no progress for this long
-    lease_ttl_s          how long truncation waits for this reader after its last sign of life
+    lease_ttl_s          how long truncation waits for this reader after its last lease renewal
     lease                whether truncation waits for this reader. Without one it writes nothing to the store, and plans
                          again, or fails with OffsetGone, if truncation overtakes it
     holder               the reader's name in its lease, for people
     attempts             how often to plan before giving up, if the log is truncated or a snapshot fails mid-read
     fold_bytes           changes of the tail held in memory before they are folded to the last one per key; a stream and
-                         the sorted targets sort and spill what that leaves, and hold about three times as much then
-    memory_bytes         of a stream: what was fetched and not applied yet, held in memory; the rest is spilled
+                         the sorted targets sort and spill the rest, and hold about three times as much then
+    memory_bytes         of a stream: fetched and not yet applied changes held in memory; the rest is spilled
     segment_bytes        of a stream: the size at which a spill segment is sealed and the next one begins
-    spill_directories    of streams and sorted targets: existing directories for what they spill, used in turn
-    waits_for_room       of a stream: when the disk is full of what its reader has not taken yet, wait for the reader,
-                         with the lease held, and do not end with StorageFull
+    spill_directories    of streams and sorted targets: existing directories for spilled data, used in turn
+    waits_for_room       of a stream: when the disk is full of changes that its reader has not taken, wait for the
+                         reader, with the lease held, instead of ending with StorageFull
     threads              how many partitions of the tail are folded at the same time; with 1, runs on a local disk are
-                         not read ahead either, which saves a third of what it costs to read them
+                         not read ahead either, which saves a third of the cost of reading them
     progress_interval_s  the least time between two progress reports
     value_schema_id      the value schema to convert to; None for the newest
     local_copies         where writers keep local copies of change sets (`WriterSettings.local_copies`): the tail is
-                         read there if every change set of it is there, else from Kafka, with a log line
+                         read there if all its change sets are there, else from Kafka, with a log line
     cache                how runs are opened: CacheSettings for local copies, None for ranges of the store's files
 
     Raises ConfigError.
@@ -81,15 +81,15 @@ class RecoverySettings:
 
     @property
     def frame_bytes(self) -> int:
-        """About how many bytes a stream hands out at once: a budget holds several."""
+        """The approximate size of a portion; several fit in the memory of a stream."""
         return min(self.memory_bytes // 8, _FRAME_BYTES)
 
     @property
     def directories(self) -> tuple[Path, ...]:
-        """Those to spill to."""
+        """The spill directories, as paths."""
         return tuple(map(Path, self.spill_directories))
 
 
 def terms_of(settings: RecoverySettings) -> Terms:
-    """On which terms a reader with these settings holds what it reads."""
+    """Return the lease terms of a reader with these settings."""
     return Terms(settings.holder, settings.lease_ttl_s, settings.lease)

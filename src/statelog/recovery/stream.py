@@ -5,21 +5,22 @@
             target.apply(changes)             # columns key_group, op, key, value
             checkpoint.save(cursor.to_json())
 
-A portion counts as applied once the next one is asked for. Belongs to one thread; `stop` may be called from any.
-`ReadAhead` reads into the stream's queue, in a thread of its own that runs ahead of the consumer: the state goes to
-memory or to disk, and the lease is removed as soon as the last of it was read, however slow the consumer is. Live
-changes wait for room in memory instead, because they have no end; so a slow follower holds the log back as any other
-late reader does, up to the cap on leases.
+A portion counts as applied once the next one is taken. Belongs to one thread; `stop` may be called from any.
+
+`ReadAhead` reads into the stream's queue in its own thread, ahead of the consumer. The state goes to memory or to disk,
+and the lease is removed as soon as it was read, however slow the consumer is. Live changes have no end, so they wait
+for room in memory instead: a slow follower delays truncation like any late reader, up to the cap on leases.
 
 Invariants:
-- Portions come in order: the state by (key group, key), an empty portion that says that it is complete, then commits.
-  A commit may take several; `cursor.is_complete` says where the reader has the state of a position, and no part more.
-- Every portion is right: the tail was read whole, and verified, before the first row of the state is queued, each part
-  of a run before its rows, and a commit once all that it lists was. But the state is only whole when
-  `cursor.is_complete` says so: after an error in between, the reader has a part of it, and goes on with
-  `recover(log, resume=cursor)`.
-- If a snapshot fails on the way, the next plan is for the same position, and goes on where the last one ended.
-- Closed, dropped or failed, it leaves no lease, no client and no byte on the disk. Dropped, it warns as a file does.
+- Portions come in order: the state by (key group, key), an empty portion that completes it, then commits. A commit may
+  take several portions. `cursor.is_complete` marks exactly the state of a position.
+- Every portion is verified. The whole tail was verified before the first row of the state is queued, each part of a run
+  before its rows, and all of a commit before its changes.
+- Before `cursor.is_complete`, the reader has a part of the state. After an error, `recover(log, resume=cursor)`
+  continues from there.
+- If a snapshot fails, the next plan is for the same position, and continues where the last one ended.
+- A closed, dropped or failed stream leaves no lease, no client and no byte on the disk. A dropped one also warns, like
+  a file.
 - A fork of the process that made it neither uses nor closes it.
 """
 
@@ -40,7 +41,7 @@ from statelog.errors import ClosedError, StorageFull, Unavailable
 from statelog.reading import HeldPlan, Plan, RetryWindow, cut_to_frames
 from statelog.recovery.changes import PAUSE, CommitFeed
 from statelog.recovery.cursor import Applied, Cursor, decode_frame, encode_frame, rest_of
-from statelog.recovery.plan_reader import Beat, Phase, PlanReader
+from statelog.recovery.plan_reader import OnStep, Phase, PlanReader
 from statelog.recovery.progress import Monitor
 from statelog.recovery.settings import RecoverySettings
 from statelog.store.disk.spill_queue import SpillQueue, SpillStatistics
@@ -50,19 +51,20 @@ _OFFER_S = 1.0
 
 
 class ReadAhead:
-    """Reads the state of a claimed plan into `queue`, from where `resume` got to (None: from its start), once started.
+    """Reads the state of a claimed plan into `queue`, from the cursor `resume` (None: from its start), once started.
 
-    With `poll_s` it goes on with the commits behind it until it is told to stop, each read within that time. The plan
-    belongs to the thread until that has ended, which leaves nothing behind; `let_go` releases it, and what
-    `make_reader` reads through. `origin` is what is applied before the first portion. Raises ConfigError.
+    `poll_s`: continue with the later commits, each read within that time, until `stop`.
+    `release`: releases the plan and the resources of `make_reader`. The plan belongs to the thread until its end.
+
+    `origin` is the cursor before the first portion. Raises ConfigError.
     """
 
     def __init__(
         self,
         held: HeldPlan,
         settings: RecoverySettings,
-        make_reader: Callable[[Plan, Beat], PlanReader],
-        let_go: Callable[[], None],
+        make_reader: Callable[[Plan, OnStep], PlanReader],
+        release: Callable[[], None],
         resume: Cursor | None,
         *,
         poll_s: float | None,
@@ -70,12 +72,12 @@ class ReadAhead:
         self._held = held
         self._settings = settings
         self._make_reader = make_reader
-        self._let_go = let_go
+        self._release = release
         self._poll_s = poll_s
         self._applied = None if resume is None else resume.applied
         self._stop = Event()
         self.fetched = Event()
-        """Set once the whole state was read and its lease removed; or never will be."""
+        """Set once the whole state was read and its lease removed, or reading failed."""
         self._running: Future[None] | None = None
         self._frame_bytes = settings.frame_bytes
         self.owner = OwnProcess("the stream")
@@ -98,24 +100,24 @@ class ReadAhead:
 
     @property
     def is_running(self) -> bool:
-        """Whether the thread is at work, and the plan not to be touched."""
+        """Whether the thread is running and owns the plan."""
         return self._running is not None and not self._running.done() and not self.owner.is_foreign
 
     def stop(self) -> None:
-        """Fetch the rest of the state, and of the commit that is read, and then no more."""
+        """Fetch the rest of the state, or of the current commit, and then end."""
         self._stop.set()
 
     def abandon(self) -> None:
-        """Release what is queued and let the thread end, without waiting for it. Idempotent; void in a fork."""
+        """Release the queue and end the thread, without waiting for it. Idempotent; void in a fork."""
         if self.owner.is_foreign:
-            return  # The thread is not here, and may have held the queue's lock when it was left behind.
+            return  # The thread does not exist here, but may have held the queue's lock at the fork.
         self._stop.set()
         self.queue.close()
 
     def close(self) -> None:
-        """As `abandon`, and wait for the thread, but not for a broker or a store that does not answer it.
+        """Release the queue and wait briefly for the end of the thread. Idempotent; void in a fork.
 
-        Then it ends by itself, once it is answered or gives up, and removes the lease. Idempotent; void in a fork.
+        A thread that waits for a broker or store ends by itself, after an answer or its timeout, and removes the lease.
         """
         self.abandon()
         if self._running is not None and not self.owner.is_foreign:
@@ -124,7 +126,7 @@ class ReadAhead:
     # ---- in the thread
 
     def _run(self) -> None:
-        """Raises nothing: the queue hands on what went wrong."""
+        """Read everything. Raises nothing: the queue passes errors to the consumer."""
         try:
             self._held.carry_out(self._read_plan)
             if self._poll_s is None:
@@ -138,7 +140,7 @@ class ReadAhead:
             self._state_is_fetched()
 
     def _state_is_fetched(self) -> None:
-        self._let_go()
+        self._release()
         self.fetched.set()
 
     def _read_plan(self, plan: Plan) -> None:
@@ -153,7 +155,7 @@ class ReadAhead:
             self.queue.put(encode_frame(_empty(self.reader.converter.schema), self._applied))
 
     def _put(self, batch: pa.RecordBatch) -> None:
-        """Queue rows of the state; if the disk is full, and `waits_for_room`, once the consumer has drained it."""
+        """Queue rows of the state. On a full disk with `waits_for_room`, wait for the consumer."""
         assert self._applied is not None, "reading the state begins with a place"
         applied = self._applied.after(batch)
         data = encode_frame(batch, applied)
@@ -167,7 +169,7 @@ class ReadAhead:
         self._held.pin()
 
     def _follow_on(self, poll_s: float) -> None:
-        """Take over the log from the state's lease, which stands while the store is away for a moment, and read on."""
+        """Take a lease for the commits while the state's lease holds, with retries, and read on."""
 
         def pause(timeout_s: float) -> bool:
             self._held.renew()
@@ -192,7 +194,7 @@ class ReadAhead:
         while not self._stop.is_set():
             commits = feed.commits()
             for place, group in groupby(commits, key=lambda one: one.place):
-                after, mine = Applied.complete(place), list(group)  # Those of one record have one place.
+                after, mine = Applied.complete(place), list(group)  # Commits of one record share their place.
                 with closing(feed.changes(mine, self._check_open)) as tables:
                     self._offer_all(feed, tables, applied, after)
                 applied = after
@@ -203,7 +205,7 @@ class ReadAhead:
                 feed.wait(self._stop.is_set)
 
     def _offer_all(self, feed: CommitFeed, tables: Iterable[pa.Table], before: Applied, after: Applied) -> None:
-        """Only the last frame moves the position on: until then the commit is not applied whole."""
+        """Queue the frames of commits. Only the last frame advances the position: until then they are incomplete."""
         held = _empty(feed.converter.schema)
         for batch in cut_to_frames(tables, self._frame_bytes):
             if held.num_rows:
@@ -226,7 +228,7 @@ def _empty(schema: pa.Schema) -> pa.RecordBatch:
 
 
 class Portion(NamedTuple):
-    """Changes (key_group, op, key, value) to apply in order, and how far the reader is once it has applied them.
+    """Changes (key_group, op, key, value) to apply in order, and the cursor once they are applied.
 
     A portion may be empty: then the state is complete, or a commit changed nothing.
     """
@@ -236,7 +238,7 @@ class Portion(NamedTuple):
 
 
 class Stream(Closing):
-    """Made by `Recovery.stream` and `Recovery.follow`. Its monitor is used in the consumer's thread."""
+    """A stream of portions, made by `Recovery.stream` and `Recovery.follow`. Belongs to the consumer's thread."""
 
     def __init__(self, read_ahead: ReadAhead, monitor: Monitor) -> None:
         self._read_ahead = read_ahead
@@ -251,17 +253,17 @@ class Stream(Closing):
     # ---- taking
 
     def take(self, timeout_s: float | None = None) -> Portion | None:
-        """The next portion; None if there is none, or none came in time: `has_ended` tells which.
+        """Take the next portion; None at the end (`has_ended`), or if none came in time.
 
-        What was taken before counts as applied.
-        Raises DataLoss, Damaged, Unavailable, StorageFull if fetching did, and ClosedError.
+        The portion before counts as applied. Raises ClosedError, and the errors of fetching: DataLoss, Damaged,
+        Unavailable, StorageFull.
         """
         self._read_ahead.owner.check()
         queue, again = self._read_ahead.queue, None
         if self._handed_out is not None:
             self._cursor, self._handed_out = self._handed_out, None
         else:
-            again = queue.in_hand  # Ctrl-C, or an error of `on_progress`, kept it from being handed out.
+            again = queue.in_hand  # Ctrl-C, or an error of `on_progress`, kept it from the caller.
         if self._has_ended:
             return None
         data = again or queue.take(timeout_s)
@@ -285,20 +287,20 @@ class Stream(Closing):
         return portion
 
     def apply(self, callback: Callable[[Portion], object]) -> Cursor:
-        """Call `callback` with each portion, in this thread; returns what was applied at the end.
+        """Call `callback` with each portion, in this thread. Return the last cursor.
 
-        Whatever the callback raises closes the stream, and is raised.
+        An error of the callback closes the stream, and is raised.
         """
         with self:
             for portion in self:
                 callback(portion)
         return self._cursor
 
-    # ---- where it is
+    # ---- progress
 
     @property
     def cursor(self) -> Cursor:
-        """What counts as applied: everything before the portion that was taken last."""
+        """The applied changes: everything before the portion that was taken last."""
         return self._cursor
 
     @property
@@ -307,20 +309,21 @@ class Stream(Closing):
         return self._has_ended
 
     def wait_fetched(self, timeout_s: float | None = None) -> bool:
-        """Wait until the whole state was read, and log and store are not needed for it any more, or fetching failed;
-        False if it takes longer.
+        """Wait until the whole state was read, or reading failed. Return False if it takes longer.
+
+        After that, the state needs neither log nor store.
         """
         return self._ahead.fetched.wait(timeout_s)
 
     def statistics(self) -> SpillStatistics:
-        """What lies in memory and on the disk."""
+        """Return the numbers of the portions in memory and on the disk."""
         return self._ahead.queue.statistics()
 
     @contextmanager
     def pending(self) -> Generator[Iterator[Portion]]:
-        """What was fetched and is not applied, as it is now, the portion taken last first: for an own checkpoint.
+        """Give the fetched portions that are not applied now, for your own checkpoint. The last taken one comes first.
 
-        Its segments stay on the disk until the context is left, also if the stream goes on, or is closed.
+        Their segments stay on the disk until the context is left, even if the stream goes on or is closed.
         """
         view = self._ahead.queue.view()
         try:
@@ -328,14 +331,14 @@ class Stream(Closing):
         finally:
             view.close()
 
-    # ---- life
+    # ---- stop and close
 
     def stop(self) -> None:
-        """End a stream that follows: what was fetched still comes out, and then nothing."""
+        """End a stream that follows, after the portions that were fetched."""
         self._ahead.stop()
 
     def close(self) -> None:
-        """Release everything that was fetched, and wait until the thread has ended. Idempotent; void in a fork."""
+        """Release all fetched portions, and wait briefly for the end of the thread. Idempotent; void in a fork."""
         self._forgotten.detach()
         self._read_ahead.close()
 
@@ -348,7 +351,7 @@ class Stream(Closing):
         if self._cursor.applied.has_state:
             return
         reader = self._read_ahead.reader
-        assert reader is not None, "a portion of a state was read from somewhere"
+        assert reader is not None, "a portion of a state has a reader"
         if applied.is_complete:
             self._monitor.done(reader, self._rows + rows)
         else:
@@ -362,7 +365,7 @@ class Stream(Closing):
 
 
 def _drop_forgotten(read_ahead: ReadAhead) -> None:
-    """Clean up after a stream that was dropped without a close, and say so. In a fork it is the parent's."""
+    """Clean up after a stream that was dropped without a close, and warn. Void in a fork."""
     if not read_ahead.owner.is_foreign:
         read_ahead.abandon()
         warnings.warn(_UNCLOSED, ResourceWarning, stacklevel=1)

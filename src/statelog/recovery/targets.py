@@ -1,8 +1,7 @@
 """The targets of a recovery in memory and as a file: a dict, an Arrow table, a digest, Parquet. `Recovery` fills them.
 
-Invariants:
-- A file appears under its name whole or not at all, and only after every check has passed. What a kill leaves beside it
-  is swept by the next one of that name.
+Invariant: a file appears under its name whole or not at all, and only after every check has passed. The leftovers of a
+killed process are swept by the next target of that name.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -27,8 +26,8 @@ _STATE_COLUMNS = ["key_group", "key", "value"]
 T = TypeVar("T")
 
 Target = Callable[[PlanReader], tuple[T, int]]
-"""Takes one state; what its caller gets, and how many rows it has. Called again, it starts anew. Knows nothing of plans
-and leases; whatever reading raises passes through it.
+"""Takes one state. Returns the caller's result, and its number of rows. A second call starts from the beginning. It
+knows nothing of plans and leases; errors of reading pass through.
 """
 
 
@@ -36,11 +35,11 @@ and leases; whatever reading raises passes through it.
 
 
 ValuesOf = Callable[[pa.Array, Sequence[Any]], list[Any]]
-"""Makes values of a value column, whose rows have these keys."""
+"""Makes values of a value column and the keys of its rows."""
 
 
 def fill_dict(reader: PlanReader, *, with_group: bool, values_of: ValuesOf) -> tuple[dict[Any, Any], int]:
-    """Key to what `values_of` makes of its value.
+    """Fill a dict from key to the value that `values_of` makes.
 
     `with_group` makes (key group, key) the key, for logs whose callers name the key groups: there one key may be in
     several of them.
@@ -77,7 +76,7 @@ def _python(column: pa.Array) -> list[Any]:
 
 
 def _mender(kind: pa.DataType) -> Callable[[Any], Any] | None:
-    """Return what makes dicts of the maps in a value, of which Arrow makes lists of pairs. None if there are none."""
+    """Return a function that makes dicts of a value's maps, which Arrow returns as lists of pairs; None if no maps."""
     if isinstance(kind, pa.StructType):
         menders = {field.name: mend for field in kind if (mend := _mender(field.type)) is not None}
         return partial(_mended_record, menders=menders) if menders else None
@@ -104,16 +103,16 @@ def _first_lacking(fields: pa.RecordBatch, keys: Sequence[Any]) -> NoSuchYear:
                 item.as_py()
             except (OverflowError, ValueError):
                 return no_such_year(f"value.{name}", key)
-    raise AssertionError("a column that Arrow reads by row, and not as a whole")
+    raise AssertionError("Arrow reads every row, but not the whole column")
 
 
 def no_such_year(field: str, key: object) -> NoSuchYear:
-    """Return the error of a value that cannot be one of Python's own."""
+    """Make the error for a value that Python's types cannot hold."""
     return NoSuchYear("a value holds a time whose year Python does not have", key=ascii(key)[:200], field=field)
 
 
 def fill_table(reader: PlanReader, *, ordered: bool) -> tuple[pa.Table, int]:
-    """A table of key_group (uint16), key, value, in any order of rows or `ordered` by (key group, key)."""
+    """Fill a table of key_group (uint16), key, value, in any order or `ordered` by (key group, key)."""
     tables = reader.sorted_tables() if ordered else reader.slices()
     found = [_compact(table.select(_STATE_COLUMNS)) for table in tables]
     table = pa.concat_tables(found) if found else _state_schema(reader.converter.schema).empty_table()
@@ -121,14 +120,14 @@ def fill_table(reader: PlanReader, *, ordered: bool) -> tuple[pa.Table, int]:
 
 
 def fill_digest(reader: PlanReader) -> tuple[StateDigest, int]:
-    """Nothing is kept of the rows but their digest. Raises Corrupt for a key in another's key group."""
+    """Compute the digest of the rows. Raises Corrupt for a key in another key group than its own."""
     tables = map(reader.log.descriptor.check_key_groups, reader.sorted_tables())
     digest = StateDigest.of(tables, reader.converter.target)
     return digest, digest.rows
 
 
 def _compact(table: pa.Table) -> pa.Table:
-    """The table without what it was cut from, which would stay in memory as long as one row of it."""
+    """Copy a table that is a small slice of its buffers, which it would otherwise hold in memory."""
     if table.get_total_buffer_size() * 4 <= table.nbytes * 5:
         return table
     return table.take(column_of(np.arange(table.num_rows)))
@@ -142,9 +141,9 @@ def _state_schema(schema: pa.Schema) -> pa.Schema:
 
 
 def fill_parquet(reader: PlanReader, *, path: Path) -> tuple[int, int]:
-    """A file, sorted by (key group, key), in the place of one that is there; the result is its rows.
+    """Write a file sorted by (key group, key), replacing an older one. The result is its number of rows.
 
-    Directories above that are missing are made. Raises StorageFull, StoreUnavailable for the local disk.
+    Missing parent directories are made. Raises StorageFull, StoreUnavailable for the local disk.
     """
     disk, schema = reader.environment.disk, _state_schema(reader.converter.schema)
     with local_disk(path, "make", disk):
