@@ -113,8 +113,8 @@ class ChangeBuffer:
         self._by_caller = descriptor.hash_rule is HashRule.CALLER
         self._opaque = value_schema.id == 0
         self._key_class = _KEY_CLASS[descriptor.key_type]
-        is_few = self._opaque and not self._by_caller and self._key_class is bytes
-        is_quick = is_few and (self._owns_all or descriptor.prefix_bytes is None)
+        is_few = self._opaque and self._key_class is bytes
+        is_quick = is_few and not self._by_caller and (self._owns_all or descriptor.prefix_bytes is None)
         self.lists = ChangeLists(
             bytes if is_quick else Unquick,
             mine,
@@ -206,7 +206,10 @@ class ChangeBuffer:
         lists = self.lists
         if self._few_bytes and lists.keys and not self._batches and lists.most_bytes <= self._few_bytes:
             keys, values = cast("list[bytes]", lists.keys), cast("list[bytes | None]", lists.values)
-            few = FewChanges.of(keys, values, self._descriptor.key_groups, self._descriptor.prefix_bytes)
+            if self._by_caller:
+                few = FewChanges.placed(lists.groups, keys, values)
+            else:
+                few = FewChanges.of(keys, values, self._descriptor.key_groups, self._descriptor.prefix_bytes)
             lists.clear()
             return few
         self._roll_lists()

@@ -103,8 +103,9 @@ class CommitScheduler:
         self._put_bytes = 0
         self._committed_s = self._clock()
         of, schema = writer.grant.descriptor, writer.grant.value_schema
-        self._is_plain = schema.id == 0 and of.key_type is KeyType.BYTES and of.hash_rule is not HashRule.CALLER
+        self._is_plain = schema.id == 0 and of.key_type is KeyType.BYTES
         """Whether keys and values are bytes, which a writer takes as they are."""
+        self._is_placed = of.hash_rule is HashRule.CALLER
 
     # ---- which progress
 
@@ -288,6 +289,10 @@ class CommitScheduler:
         """Give a layer's changes to the writer, in bulk. Raises InvalidChange before any of them is taken."""
         keys, values = self._logged(layer)
         if len(keys) <= _FEW and self._is_plain:  # Of few, Arrow's calls would take longer than the work.
+            if self._is_placed:
+                for (group, key), value in zip(self._setup.keys.placed(keys), values, strict=True):
+                    self._writer.append(group, key, value)
+                return
             for key, value in zip(keys, values, strict=True):
                 if value is None:
                     self._writer.delete(key)

@@ -40,7 +40,11 @@ class FewChanges(NamedTuple):
     ) -> "FewChanges":
         """Make it of changes in any order, in a log that hashes its keys."""
         hashed = keys if prefix_bytes is None else [key[:prefix_bytes] for key in keys]
-        groups = [crc32(key) % key_groups for key in hashed]
+        return cls.placed([crc32(key) % key_groups for key in hashed], keys, values)
+
+    @classmethod
+    def placed(cls, groups: Sequence[int], keys: Sequence[bytes], values: Sequence[bytes | None]) -> "FewChanges":
+        """Make it of changes in any order, with the key group of each."""
         order = sorted(range(len(groups)), key=groups.__getitem__)
         groups, keys = [*map(groups.__getitem__, order)], [*map(keys.__getitem__, order)]
         return cls(groups, keys, [*map(values.__getitem__, order)])

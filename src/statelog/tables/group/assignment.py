@@ -205,11 +205,6 @@ class Assignment:
 
     # ---- commits
 
-    @property
-    def is_waiting(self) -> bool:
-        """Whether a commit is pending."""
-        return any(assigned.is_waiting for assigned in self.held.values())
-
     def send(self) -> None:
         """Commit what is new in each table, and wait for nothing but room."""
         held = list(self.held.values())
@@ -233,19 +228,24 @@ class Assignment:
             assigned.input.check_is(now)
         return True
 
-    def step(self) -> None:
-        """Take what has come in of the pending commits."""
-        with together():
-            for assigned in list(self.held.values()):
-                if assigned.is_waiting:
+    def step(self) -> bool:
+        """Take the answers to the pending commits that have come. Return whether any is still pending."""
+        waiting = [assigned for assigned in self.held.values() if assigned.is_waiting]
+        if waiting:
+            with together():
+                for assigned in waiting:
                     self._try(assigned, assigned.step)
-        self._tell(list(self.held.values()))
+        self._tell([assigned for assigned in waiting if assigned.partition in self.held])
+        self._publish(list(self.held.values()))
+        return any(assigned.is_waiting for assigned in waiting)
 
     def wait(self) -> None:
         """Wait for all pending commits."""
         for assigned in list(self.held.values()):
             self._try(assigned, assigned.wait)
-        self._tell(list(self.held.values()))
+        held = list(self.held.values())
+        self._tell(held)
+        self._publish(held)
 
     def _try(self, assigned: AssignedPartition, work: Callable[[], None]) -> None:
         """Work on a table that may fail: then it is dropped, and opened again later."""
@@ -261,14 +261,18 @@ class Assignment:
         self._stopped.add(assigned.partition)
         self._schedule.failed(assigned.partition, error, self._clock(), offset)
 
-    def _tell(self, held: Sequence[AssignedPartition], *, ends: bool = False) -> None:
-        """Tell whom it concerns of the commits that have become history since."""
+    def _tell(self, held: Sequence[AssignedPartition]) -> None:
+        """Call `on_commit` for the partitions whose commits have become history since."""
         now_s = self._clock()
         for assigned in held:
             if assigned.has_committed():
                 assigned.committed_s = now_s
                 self._schedule.committed(assigned.partition)
                 _call(self._hooks.on_commit, assigned)
+
+    def _publish(self, held: Sequence[AssignedPartition], *, ends: bool = False) -> None:
+        """Once a second, and where the partitions end here: note the input's ends, and publish the places."""
+        now_s = self._clock()
         if ends or now_s >= self._publish_s:
             self._publish_s = now_s + _PUBLISH_S
             for assigned in held:
@@ -331,7 +335,8 @@ class Assignment:
             for turn in range(_LAST_COMMITS):
                 sent = [assigned for assigned in left if not sends or _quietly(assigned, assigned.send)]
                 left = [assigned for assigned in sent if _quietly(assigned, assigned.wait)]
-                self._tell(left, ends=turn + 1 == _LAST_COMMITS)
+                self._tell(left)
+                self._publish(left, ends=turn + 1 == _LAST_COMMITS)
 
 
 def _abandon(future: "Future[AssignedPartition]") -> None:

@@ -64,6 +64,8 @@ class Worker(Guarded, Iterator[tuple[Message, Table[K, V]]], Generic[K, V]):
         self._interval_s = math.inf
         self._committed_s = self._turn_s = self._asked_s = self._clock()
         """When was committed last; until when there are only messages at hand; and when more than these was seen to."""
+        self._is_waiting = False
+        """Whether a commit was pending when that was last checked."""
         self._unsent, self._unsent_max = 0, context.unsent_max
         with undone_by_errors(self._guard.end):
             self._assignment = Assignment(context)
@@ -228,8 +230,8 @@ class Worker(Guarded, Iterator[tuple[Message, Table[K, V]]], Generic[K, V]):
         now_s = self._asked_s = self._clock()
         if now_s - self._committed_s >= self._interval_s or self._unsent >= self._unsent_max:
             self._send()
-        self._assignment.step()
-        self._turn_s = now_s + (_LOOK_S if self._assignment.is_waiting else _TURN_S)
+        self._is_waiting = self._assignment.step()
+        self._turn_s = now_s + (_LOOK_S if self._is_waiting else _TURN_S)
         self._turn_s = min(self._turn_s, self._committed_s + self._interval_s)
 
     def _send(self) -> None:
@@ -239,7 +241,7 @@ class Worker(Guarded, Iterator[tuple[Message, Table[K, V]]], Generic[K, V]):
 
     def _patience_s(self) -> float:
         """How long to wait for a message before there is something else to do."""
-        if self._assignment.is_waiting:
+        if self._is_waiting:
             return _LOOK_S
         limit_s = _TURN_S if self._assignment.is_opening else _POLL_S
         due_s = self._committed_s + self._interval_s - self._clock() if self._unsent else limit_s

@@ -163,6 +163,10 @@ class KeyRule:
             return {"key_group": groups, "key": column_of_rows([key[1] for key in keys], kind)}
         return {"key": column_of_rows(keys, kind)}
 
+    def placed(self, keys: Sequence[Any]) -> list[tuple[int, Any]]:
+        """Admitted keys with their key groups, in a log whose callers name it."""
+        return [(self.one, key) for key in keys] if self.one is not None else list(keys)
+
     def of_columns(self, rows: pa.RecordBatch) -> list[Any]:
         """The keys of rows of the log (key_group, key), as the table holds them."""
         plain: list[Any] = rows.column("key").to_pylist()
