@@ -1,1 +1,1 @@
-"""Figures of statelog, each beside its baseline in the same run. `python -m bench --help`."""
+"""Benchmarks of statelog, each with its baseline in the same run. See `python -m bench --help`."""

@@ -1,4 +1,4 @@
-"""`python -m bench`: run benchmarks on a broker of their own, or on the one in STATELOG_BENCH_BROKER."""
+"""`python -m bench`: run benchmarks on a new broker, or on the one that STATELOG_BENCH_BROKER names."""
 
 import os
 import sys
@@ -21,11 +21,11 @@ from statelog.testing import EmbeddedBroker
 @click.argument("names", nargs=-1, type=click.Choice(list(BENCHMARKS)))
 @click.option("--changes", default=5_000_000, show_default=True, help="Changes of workload W.")
 @click.option("--keys", default=1_000_000, show_default=True, help="Distinct keys.")
-@click.option("--rounds", default=3, show_default=True, help="Times that ours and the baseline take turns.")
-@click.option("--page", type=click.Path(path_type=Path), help="Write the page of figures here, if all are run.")
+@click.option("--rounds", default=3, show_default=True, help="Alternations of statelog and the baseline.")
+@click.option("--page", type=click.Path(path_type=Path), help="Write the page of figures here, if all benchmarks run.")
 @click.option("--commits", default=1000, show_default=True, help="Commits of the latency benchmark.")
 def main(names: tuple[str, ...], changes: int, keys: int, rounds: int, commits: int, page: Path | None) -> None:
-    """Measure statelog beside its baseline, in one run on one machine."""
+    """Measure statelog and its baselines, in one run on one machine."""
     console = Console(soft_wrap=True) if sys.stdout.isatty() else Console(width=190)
     with ExitStack() as stack:
         directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="statelog-bench-")))
@@ -48,13 +48,13 @@ def main(names: tuple[str, ...], changes: int, keys: int, rounds: int, commits: 
             with console.status(name):
                 figures[name] = BENCHMARKS[name](setting)
             console.print(f"{name}: {time.perf_counter() - started_s:.0f} s")
-            if page is not None and not names:  # Each time: what is measured is kept if a long run is broken off.
+            if page is not None and not names:  # Written after each benchmark, in case a long run breaks off.
                 write_page(page, {one: figures.get(one, []) for one in BENCHMARKS}, size)
         show([one for found in figures.values() for one in found], console)
 
 
 def _broker(stack: ExitStack, directory: Path) -> tuple[str, Path | None, int | None]:
-    """Return its address; of one that is the run's own its directory and its process, too."""
+    """Return the broker's address; for a broker of the run's own also its directory and process."""
     named = os.environ.get("STATELOG_BENCH_BROKER")
     if named:
         return named, None, None

@@ -1,7 +1,7 @@
 """Four recoveries of one state at once, with and without the recovery cache.
 
-On a local store, and on one whose network is simulated: 20 ms a request and 100 MB/s for the whole process. The clock
-covers the recoveries with their planning, and with the cache also the making and removing of its files.
+On a local store, and on one with a simulated network: 20 ms a request and 100 MB/s for the whole process. The clock
+covers the recoveries with their planning, and for the cache also creating and removing its files.
 """
 
 import tempfile
@@ -28,7 +28,7 @@ _BYTES_S = 100e6
 
 
 def cache(setting: Setting) -> list[Figure]:
-    """Seconds for four recoveries at once, and the bytes that they fetch from the store behind the link."""
+    """Measure the seconds of four concurrent recoveries, and the bytes that they fetch from the remote store."""
     found: dict[str, list[float]] = {name: [] for name in ("local", "local+", "remote", "remote+", "mb", "mb+")}
     with tempfile.TemporaryDirectory() as scratch, bench_log(setting.bootstrap, setting.root) as log:
         _fill(log, setting, Path(scratch))
@@ -50,7 +50,7 @@ def cache(setting: Setting) -> list[Figure]:
 
 
 def _fill(log: Log, setting: Setting, scratch: Path) -> None:
-    """A quarter of the keys in three runs, and a short tail."""
+    """Fill a log with a quarter of the keys in three runs, and a short tail."""
     keys = setting.keys // 4
     rounds = MaterializerSettings(scratch=scratch)
     bulk_append(log, every_key(keys), commits=2)

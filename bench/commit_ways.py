@@ -1,8 +1,8 @@
-"""One commit, by each of its ways: a writer's, and its floor; and what many of them take, one after the other.
+"""The ways to make one commit: a writer's, and its floor; and the latencies of many, one after the other.
 
-The floor is what no commit can do without, by the client of a writer. Keys are hashed, and a chunk of each partition is
-made and sent; once all are acknowledged, so is a record of a commit's size in the ledger. Nothing is looked at, kept or
-decided.
+The floor is the work that every commit needs, by a writer's client: hash keys, make and send a chunk for each
+partition, and once all are acknowledged, send a record of a commit's size to the ledger. It checks, stores and decides
+nothing.
 """
 
 import gc
@@ -24,14 +24,14 @@ from statelog.schemas.ledger.place import ORIGIN
 __all__ = ["Commit", "Way", "commits_of", "latencies", "least_commits", "without_garbage"]
 
 Commit = Callable[[Pairs], object]
-"""Makes some changes, and commits them."""
+"""Puts some changes, and commits them."""
 Way = Callable[[Sequence[int] | None], AbstractContextManager[Commit]]
-"""Gives the commits of some partitions; None: of all."""
+"""Yields the commits of some partitions; None: of all."""
 
 
 @contextmanager
 def commits_of(log: Log, partitions: Sequence[int] | None = None) -> Generator[Commit]:
-    """Give the commits of a new writer of these partitions; None: of all."""
+    """Yield the commits of a new writer of these partitions; None: of all."""
     with Writer(log, f"bench-{partitions[0] if partitions else ''}", partitions=partitions) as writer:
 
         def commit(changes: Pairs) -> None:
@@ -44,9 +44,9 @@ def commits_of(log: Log, partitions: Sequence[int] | None = None) -> Generator[C
 
 @contextmanager
 def least_commits(log: Log, partitions: Sequence[int] | None = None) -> Generator[Commit]:
-    """Give the floor of those commits; nobody can read what it leaves in the log."""
+    """Yield the floor of those commits; nobody can read the records that it leaves in the log."""
     of, numbers = log.descriptor, count()
-    entry = bytes(400 + 90 * (len(partitions) if partitions else of.partitions))  # As large as a commit of so many.
+    entry = bytes(400 + 90 * (len(partitions) if partitions else of.partitions))  # As large as such a commit.
     with closing(log.kafka.producer()) as producer:
 
         def acknowledged(topic: str, records: list[tuple[int, bytes]]) -> None:
@@ -76,7 +76,7 @@ def _chunks(of: Descriptor, number: int, changes: Pairs) -> list[tuple[int, byte
 
 
 def latencies(commit: Commit, sets: Sequence[Pairs], pause_s: float = 0.0) -> list[float]:
-    """Return the seconds of each commit, of which one follows so long after the other."""
+    """Return the seconds of each commit, with a pause of `pause_s` between two of them."""
     found: list[float] = []
     for changes in sets:
         if pause_s:
@@ -88,6 +88,6 @@ def latencies(commit: Commit, sets: Sequence[Pairs], pause_s: float = 0.0) -> li
 
 
 def without_garbage() -> None:
-    """Leave out of later collections all objects that exist: what is timed pays for its own alone."""
+    """Exclude all existing objects from later garbage collections, so that timed code pays for its own objects only."""
     gc.collect()
     gc.freeze()

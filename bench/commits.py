@@ -1,10 +1,9 @@
-"""Commits of other shapes: over 1, 8 and 64 partitions, and of 1 and 20 writers of one log at the same time.
+"""Commits of other shapes: over 1, 8 and 64 partitions, and of 1 and 20 concurrent writers of one log.
 
-Beside each is a Kafka transaction of the same changes in the same partitions, and the floor of a commit. Writers of
-one log own partitions of their own, and each transaction has a producer of its own; each is a thread, and all begin
-once all are open. The three take turns, of which the first is not counted: a broker compiles and collects while it is
-new, and whoever is measured first would pay for the others. What is told of the slowest is the 99.9th percentile, so
-ask for thousands of commits.
+The baselines are a Kafka transaction of the same changes in the same partitions, and the floor of a commit. Each writer
+owns partitions of its own, and each transaction has a producer of its own. Each runs in a thread, and all begin once
+all are open. The three alternate, and the first turn is not counted: a new broker compiles and collects garbage, at the
+expense of the first measurement. The slowest commits are shown by the 99.9th percentile, so ask for thousands.
 """
 
 from collections.abc import Callable, Sequence
@@ -30,16 +29,17 @@ _SHARES = ((0.5, "p50"), (0.99, "p99"), (0.999, "p99.9"))
 _CHANGES = 100
 _OURS, _FLOOR, _TRANSACTION = "", ", floor", "one Kafka transaction"
 _SHAPES = ((1, 1, 0.0), (8, 1, 0.0), (8, 1, 0.02), (64, 1, 0.0), (64, 20, 0.0))
-"""Partitions of the log, its writers, and the seconds between two commits of one: in a tight loop the ledger carries so
-much that most changes go by the data topic.
+"""Partitions of the log, its writers, and the seconds between two commits of a writer.
+
+In a tight loop the ledger's load sends most changes through the data topic.
 """
 _PACED_COMMITS = 300
 _TURNS_EACH = 2
-"""Of each round: one commit in a hundred is told of, and a turn has few of those."""
+"""The turns of each round: percentiles show one commit in a hundred, and a turn has few of those."""
 
 
 def commits(setting: Setting) -> list[Figure]:
-    """Milliseconds of a commit of 100 changes."""
+    """Measure the milliseconds of a commit of 100 changes."""
     few = pairs(batches(100_000, setting.keys))
     return [figure for shape in _SHAPES for figure in _shape(setting, few, *shape)]
 
@@ -86,7 +86,7 @@ def _take(
 
 
 def _sets(log: Log, few: Pairs, owned: Sequence[int], count: int) -> list[Pairs]:
-    """The changes of each commit, of keys that lie in these partitions."""
+    """Return the changes of each commit, with keys in these partitions."""
     of = log.descriptor
 
     def partition(key: bytes) -> int:
@@ -97,9 +97,7 @@ def _sets(log: Log, few: Pairs, owned: Sequence[int], count: int) -> list[Pairs]
 
 
 def _together(works: Sequence[Callable[[Callable[[], object]], list[float]]], first: int) -> list[float]:
-    """The seconds of all works, each in a thread of its own, without those of the `first` commits of each. Each begins
-    when all are ready.
-    """
+    """Return the seconds of all works, each in a thread, without the `first` commits of each. All begin together."""
     ready = Barrier(len(works), without_garbage, timeout=120)
     with ThreadPoolExecutor(len(works)) as threads:
         return [one for took in [threads.submit(work, ready.wait) for work in works] for one in took.result()[first:]]

@@ -1,5 +1,6 @@
-"""What a piece of work costs: seconds on the clock, and of the processors, of this process and all that it started:
-Spark's JVM and its Python, and the broker, if it is the run's own.
+"""The cost of some work: seconds on the clock, and CPU seconds of this process and all its descendants.
+
+The descendants include Spark's JVM and Python, and the broker if it is the run's own.
 """
 
 import time
@@ -18,19 +19,19 @@ __all__ = ["Cost", "costed", "figures_of", "figures_of_cost", "in_turns", "take_
 _Take = TypeVar("_Take")
 _SEED = 5
 _WARM, _TURNS_EACH = 3, 4
-"""A take on Spark differs from the next by half, as the JVM compiles and collects: so each round is so many turns."""
+"""Warm-up turns, and turns of each round: takes on Spark vary by half, because the JVM compiles and collects."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cost:
-    """What one take of some work took: seconds on the clock, and of the processors."""
+    """The cost of one take of some work: seconds on the clock, and CPU seconds."""
 
     wall_s: float
     cpu_s: float
 
 
 def costed(work: Callable[[], object]) -> Cost:
-    """What one take of `work` cost; of the processors at least a tick, which is all that can be told apart."""
+    """Return the cost of one take of `work`; the CPU time is at least a tick, its resolution."""
     cpu_s, started_s = family_cpu_s(), time.perf_counter()
     work()
     wall_s = time.perf_counter() - started_s
@@ -38,14 +39,15 @@ def costed(work: Callable[[], object]) -> Cost:
 
 
 def take_turns(setting: Setting, works: dict[str, Callable[[], object]]) -> dict[str, list[Cost]]:
-    """The cost of each take of each work, `in_turns`."""
+    """Return the cost of each take of each work, measured `in_turns`."""
     takes = {name: partial(costed, work) for name, work in works.items()}
     return in_turns(takes, warm=_WARM, turns=setting.rounds * _TURNS_EACH)
 
 
 def in_turns(works: Mapping[str, Callable[[], _Take]], *, warm: int, turns: int) -> dict[str, list[_Take]]:
-    """What each take of each work gives, without those of the first `warm` turns. Every turn has an order of its own:
-    what a take leaves behind, garbage or code to be compiled, is paid for by whoever comes next.
+    """Return the result of each take of each work, without the first `warm` turns.
+
+    Every turn has another order, because a take leaves garbage and uncompiled code to the next one.
     """
     found: dict[str, list[_Take]] = {name: [] for name in works}
     orders = Random(_SEED)
@@ -67,7 +69,7 @@ def figures_of(
     *,
     noun: str = "rows",
 ) -> list[Figure]:
-    """Rows a second on the clock, and rows for each second of the processors, beside a baseline."""
+    """Return rows per second on the clock and per CPU second, with their baseline."""
     return [
         _rate(f"{name}{label}", unit, count, baseline_count or count, mine, baseline_name, others)
         for label, unit, mine, others in (
@@ -78,7 +80,7 @@ def figures_of(
 
 
 def figures_of_cost(name: str, ours: list[Cost], baseline_name: str, baseline: list[Cost]) -> list[Figure]:
-    """Seconds on the clock, and of the processors, beside a baseline."""
+    """Return seconds on the clock and CPU seconds, with their baseline."""
     return [
         medians(f"{name}{label}", unit, mine, baseline_name, others)
         for label, unit, mine, others in (

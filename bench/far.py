@@ -1,8 +1,8 @@
-"""A commit where every request takes longer: a cluster far away, or one that keeps its records in an object store.
+"""A commit with slow requests: to a remote cluster, or to one that stores its records in an object store.
 
-The broker of the run answers through a proxy, which holds each answer back for so long. Ours is a produce to the
-partitions that changed and, behind it, one to the ledger; a Kafka transaction is of the same changes, through the same
-proxy. What the proxy takes by itself is in both.
+The broker of the run answers through a proxy, which delays each answer. A commit is a produce to the changed
+partitions, and then one to the ledger. The baseline is a Kafka transaction of the same changes through the same proxy.
+Both include the proxy's own time.
 """
 
 from bench.commit_ways import commits_of, latencies, without_garbage
@@ -18,11 +18,11 @@ __all__ = ["latency_far"]
 
 _REQUEST_S = (0.005, 0.02, 0.1)
 _SLOWEST_S = 10.0
-"""So much time, in answers that come one after the other, is enough for the percentiles."""
+"""The total time of consecutive answers that is enough for the percentiles."""
 
 
 def latency_far(setting: Setting) -> list[Figure]:
-    """Commit of 100 changes over eight partitions, beside a Kafka transaction of the same."""
+    """Measure a commit of 100 changes over eight partitions, and a Kafka transaction of the same changes."""
     return [figure for request_s in _REQUEST_S for figure in _at(setting, request_s)]
 
 

@@ -1,4 +1,4 @@
-"""Figures: what was measured, beside what it is compared with, and the table that a person reads."""
+"""Figures: measures with their baselines, and the table for people."""
 
 import statistics
 import time
@@ -15,7 +15,7 @@ __all__ = ["Figure", "Took", "latency", "medians", "percentile", "rate", "show",
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Figure:
-    """One line. `value` and `baseline` are medians over the rounds; `better` is how many times better we are."""
+    """One measure. `value` and `baseline` are medians over the rounds; `better` is statelog's advantage as a ratio."""
 
     name: str
     unit: str
@@ -31,21 +31,21 @@ class Figure:
 
     @property
     def better(self) -> float | None:
-        """The ratio, above 1 if we are better."""
+        """The ratio, above 1 if statelog is better."""
         if not self.baseline or not self.value:
             return None
         return self.value / self.baseline if self.higher_is_better else self.baseline / self.value
 
 
 class Took(float):
-    """Seconds on the clock; beside them those of processors, of all threads of this process, and its peak of memory."""
+    """Seconds on the clock, with the CPU seconds of all threads of this process, and its peak of memory."""
 
     cpu_s: float
     peak_bytes: int | None
 
 
 def timed(work: Callable[[], object]) -> Took:
-    """What `work` took."""
+    """Return the time that `work` took."""
     _forget_peak()
     cpu_s, started_s = time.process_time(), time.perf_counter()
     work()
@@ -55,7 +55,7 @@ def timed(work: Callable[[], object]) -> Took:
 
 
 def summed(*takes: Took) -> Took:
-    """What they take one after the other."""
+    """Return the sum of consecutive takes."""
     whole = Took(sum(takes))
     whole.cpu_s = sum(one.cpu_s for one in takes)
     whole.peak_bytes = max((one.peak_bytes or 0 for one in takes), default=0) or None
@@ -63,7 +63,7 @@ def summed(*takes: Took) -> Took:
 
 
 def _forget_peak() -> None:
-    with suppress(OSError):  # Linux alone can; elsewhere there is none.
+    with suppress(OSError):  # Only on Linux.
         Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
 
 
@@ -86,7 +86,7 @@ def rate(
     baseline_name: str = "",
     baseline: Sequence[tuple[int, float]] | None = None,
 ) -> Figure:
-    """A throughput in million changes a second; the baseline gives (count, seconds) per round."""
+    """Return a throughput in million changes per second; `baseline` has (count, seconds) for each round."""
     rates = [count / second / 1e6 for second in seconds]
     other = [n / second / 1e6 for n, second in baseline] if baseline else []
     return Figure(
@@ -106,7 +106,7 @@ def rate(
 def latency(
     name: str, share: float, seconds: list[float], baseline_name: str = "", baseline: list[float] | None = None
 ) -> Figure:
-    """The milliseconds below which a share of some work lies, beside those of a baseline."""
+    """Return the milliseconds below which a share of some work lies, with the baseline's."""
     return Figure(
         name=name,
         unit="ms",
@@ -120,7 +120,7 @@ def latency(
 
 
 def medians(name: str, unit: str, ours: Sequence[float], baseline_name: str, baseline: Sequence[float]) -> Figure:
-    """The median of what some work costs, of which less is better, beside that of a baseline."""
+    """Return the median cost of some work, where less is better, with the baseline's."""
     return Figure(
         name=name,
         unit=unit,
@@ -136,7 +136,7 @@ def medians(name: str, unit: str, ours: Sequence[float], baseline_name: str, bas
 
 
 def percentile(values: list[float], share: float) -> float:
-    """The value below which `share` of the values lie."""
+    """Return the value below which `share` of the values lie."""
     ordered = sorted(values)
     return ordered[min(len(ordered) - 1, int(share * len(ordered)))]
 

@@ -1,7 +1,7 @@
-"""Many logs in one daemon: how long until each has had its round, and what that takes of one process.
+"""Many logs in one daemon: the time until each has had its round, and the resources of that process.
 
-Each of a hundred logs gets a commit, all of them at once. Beside it is the same as one daemon for each log would do it,
-without the daemons: each log is opened with a client of its own and rolled up, one after the other.
+Each of a hundred logs gets a commit, all at once. The baseline is the work of one daemon for each log, without the
+daemons: each log is opened with a client of its own and rolled up, one after the other.
 """
 
 import tempfile
@@ -30,10 +30,10 @@ _CHANGES = 1000
 
 
 def fleet(setting: Setting) -> list[Figure]:
-    """Rounds a second over all logs, and threads and memory of the process that drives them."""
+    """Measure rounds per second over all logs, and threads and memory of the process that drives them."""
     where = bench_where(setting.bootstrap, setting.root)
     with tempfile.TemporaryDirectory() as scratch, one_client(where) as shared, _logs(shared) as names:
-        settings = MaterializerSettings(scratch=Path(scratch))  # Rounds come when they are asked for.
+        settings = MaterializerSettings(scratch=Path(scratch))  # Rounds run on request.
         _commit(shared, names)
         alone_s = timed(lambda: _one_by_one(names, where, settings))
         seconds, (threads, memory_mb) = _drive(shared, names, settings, setting.rounds)
@@ -71,7 +71,7 @@ def _logs(where: Where) -> Generator[list[str]]:
 
 
 def _commit(where: Where, names: list[str]) -> None:
-    """A commit of some changes to each."""
+    """Commit some changes to each log."""
 
     def write(name: str) -> None:
         with Log.open(name, where) as log, Writer(log, "bench") as writer:
@@ -92,7 +92,7 @@ def _one_by_one(names: list[str], where: Where, settings: MaterializerSettings) 
 def _drive(
     where: Where, names: list[str], settings: MaterializerSettings, times: int
 ) -> tuple[list[float], tuple[float, float]]:
-    """Seconds until each log has had a round, again and again, and threads and memory at the end."""
+    """Return the seconds until each log has had a round, for each repetition, and the threads and memory at the end."""
     waiting, is_empty, control = set[str](), threading.Event(), Control()
 
     def note(event: Event) -> None:
@@ -106,7 +106,7 @@ def _drive(
     )
     thread = threading.Thread(target=driven.run)
     seconds: list[float] = []
-    for number in range(times + 1):  # The first time all are opened, too, and is not counted.
+    for number in range(times + 1):  # The first repetition also opens all logs, and is not counted.
         _commit(where, names)
         waiting.update(names)
         is_empty.clear()
@@ -122,7 +122,7 @@ def _drive(
 
 
 def _process() -> tuple[float, float]:
-    """The threads of this process, those of libraries included, and its memory in MB."""
+    """Return the number of threads of this process, including those of libraries, and its memory in MB."""
     lines = Path("/proc/self/status").read_text().splitlines()
     found = {name: value.split()[0] for name, _, value in (line.partition(":") for line in lines) if value.strip()}
     return float(found["Threads"]), float(found["VmRSS"]) / 1e3

@@ -1,8 +1,8 @@
 """Other kinds of keys than those of workload W, which are sorted fastest: random bytes, UUIDs as text, URLs.
 
-The same changes of each kind are appended, read back into Arrow and into a dict, and rolled up by a round. Beside the
-first three is a record for each change, and those records read into a dict; beside the round its floor: pyarrow sorts
-the same changes, keeps the last one of each key, and writes them as Parquet, in one thread, from memory.
+The same changes of each kind are appended, read back into Arrow and into a dict, and rolled up by a round. The baseline
+of the first three is a record for each change, and those records read into a dict. The floor of the round is pyarrow in
+one thread: it sorts the same changes in memory, selects the last one of each key, and writes them as Parquet.
 """
 
 import tempfile
@@ -35,11 +35,11 @@ _BESIDE = {_APPEND: _RECORDS, _TO_ARROW: _RECORDS_READ, _TO_DICT: _RECORDS_READ,
 
 
 _Takes = dict[str, list[Took]]
-"""What each take of each work took."""
+"""The time of each take of each work."""
 
 
 def key_kinds(setting: Setting) -> list[Figure]:
-    """Measure changes a second, and for a second of the processors, of each kind of keys."""
+    """Measure changes per second, and per CPU second, for each kind of keys."""
     figures: list[Figure] = []
     for kind in KINDS:
         found = batches(setting.scaled(0.25), setting.keys, kind=kind)
@@ -52,7 +52,7 @@ def key_kinds(setting: Setting) -> list[Figure]:
 
 
 def _taken(setting: Setting, found: list[pa.RecordBatch], changes: Pairs) -> Iterator[tuple[str, Took]]:
-    """Do each work once, and yield what it took."""
+    """Do each work once, and yield the time that it took."""
     with plain_topic(setting.bootstrap) as topic:
         yield _RECORDS, timed(partial(topic.produce, changes, topic.connected()))
         yield _RECORDS_READ, timed(partial(topic.replay, len(changes)))

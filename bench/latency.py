@@ -1,7 +1,7 @@
-"""Commits of 100 changes, and of 5, over eight partitions: how long they take, and what they take of the processors.
+"""Commits of 100 and of 5 changes over eight partitions: latency and CPU time.
 
-Beside them are a Kafka transaction of the same changes, and a plain flush, which is not atomic. The floor is what no
-commit can do without. What the broker takes is told if it is the run's own.
+The baselines are a Kafka transaction of the same changes, and a plain flush, which is not atomic. The floor is the work
+that every commit needs. The broker's CPU time is shown if the broker is the run's own.
 """
 
 import time
@@ -34,7 +34,7 @@ _WARM = 20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Take:
-    """The seconds of each commit of a take; and milliseconds of the processors for each, client's and broker's."""
+    """The seconds of each commit of a take, and the CPU milliseconds per commit of client and broker."""
 
     seconds: list[float]
     client_ms: float
@@ -42,7 +42,7 @@ class _Take:
 
 
 def latency(setting: Setting) -> list[Figure]:
-    """Measure the milliseconds of a commit, on the clock and of the processors."""
+    """Measure the milliseconds of a commit, on the clock and of CPU time."""
     few = pairs(batches(100_000, setting.keys))
     figures: list[Figure] = []
     with (

@@ -1,7 +1,7 @@
-"""A light, steady load: 640 messages a second in 8 and in 64 partitions, and a commit of each a second.
+"""A light, steady load: 640 messages a second in 8 and in 64 partitions, with a commit of each partition a second.
 
-What a process of each kind costs is its CPU for a second, and its threads. Beside a worker is the floor, a plain client
-that keeps a dict and sends a record for each partition a second, and promises nothing; and Quix Streams, where the
+The cost of a process is its CPU time per second, and its threads. The floor of a worker is a plain client that fills a
+dict, and sends a record for each partition a second without any guarantee. The baseline is Quix Streams, if the
 environment names it, at-least-once and exactly once. Each runs alone, over a topic of its own.
 """
 
@@ -32,7 +32,7 @@ _FLOOR = "floor: a plain client"
 
 
 def light(setting: Setting) -> list[Figure]:
-    """CPU for a second, in milliseconds, and threads."""
+    """Measure the CPU milliseconds per second, and the threads."""
     return [figure for partitions in _PARTITIONS for figure in _of(setting, partitions)]
 
 
@@ -58,19 +58,19 @@ def _of(setting: Setting, partitions: int) -> list[Figure]:
 def _run(setting: Setting, who: str, python: str, partitions: int) -> dict[str, float]:
     with _fed(setting.bootstrap, partitions) as topic:
         command = [python, str(_PROGRAM), who, setting.bootstrap, str(setting.root), topic, str(_WARM_S), str(_SECONDS)]
-        run = subprocess.run(  # noqa: S603 - our own program, and an interpreter that whoever measures has named
+        run = subprocess.run(  # noqa: S603 - our own program, and an interpreter that the environment names
             command, capture_output=True, text=True, timeout=120, check=False
         )
     lines = [line for line in run.stdout.splitlines() if line.startswith("{")]
     if not lines:
-        raise RuntimeError(f"{who} said nothing: {run.stderr[-2000:]}")
+        raise RuntimeError(f"{who} printed no result: {run.stderr[-2000:]}")
     found: dict[str, float] = json.loads(lines[-1])
     return found
 
 
 @contextmanager
 def _fed(bootstrap: str, partitions: int) -> Generator[str]:
-    """A topic that messages come to, steadily, until the block is left."""
+    """Yield a topic that gets messages steadily in the block."""
     name, client = f"light-{uuid.uuid4().hex[:8]}", AdminClient({"bootstrap.servers": bootstrap})
     made = {name: partitions, f"{name}-out": 1}
     for future in client.create_topics([NewTopic(one, count, 1) for one, count in made.items()]).values():

@@ -1,4 +1,4 @@
-"""Logs for the benchmarks: made, filled and deleted."""
+"""Logs for the benchmarks: make, fill and delete them."""
 
 import contextlib
 import uuid
@@ -33,7 +33,7 @@ _STALL_S = 60
 def bench_log(
     bootstrap: str, root: Path, *, partitions: int = PARTITIONS, value_schema: str | None = None
 ) -> Generator[Log]:
-    """A new log, of opaque values if no schema is given, deleted at the end."""
+    """Yield a new log, with bytes as values unless a schema is given; delete it at the end."""
     name = f"bench-{uuid.uuid4().hex[:12]}"
     where = bench_where(bootstrap, root)
     with Log.create(name, where, LogOptions(partitions=partitions, value_schema=value_schema)) as log:
@@ -42,7 +42,7 @@ def bench_log(
 
 
 def bench_where(bootstrap: str, root: Path) -> Where:
-    """Where the logs of a benchmark are: on one broker."""
+    """Return the place of a benchmark's logs, on one broker."""
     waived = ("replication", "min-insync")
     return Where({"bootstrap.servers": bootstrap}, str(root), allow_unsafe=waived, replication_factor=1)
 
@@ -61,9 +61,7 @@ def bulk_append(log: Log, found: list[pa.RecordBatch], commits: int) -> None:
 
 
 def least_chunks(found: list[pa.RecordBatch]) -> Iterator[tuple[int, bytes]]:
-    """By partition, the least that a chunk needs of the libraries: key groups, their order, rows moved and serialized,
-    and a checksum.
-    """
+    """Yield minimal chunks by partition: only key groups, their order, rows moved and serialized, and a checksum."""
     starts = partition_starts(PARTITIONS, _KEY_GROUPS)
     for whole in found:
         for start in range(0, whole.num_rows, _PIECE_ROWS):
@@ -82,7 +80,7 @@ def least_chunks(found: list[pa.RecordBatch]) -> Iterator[tuple[int, bytes]]:
 
 
 def put_singly(writer: Writer, few: Pairs, commits: int) -> None:
-    """Put one change after the other, and wait for as many commits."""
+    """Put one change after the other, and wait for each of `commits` commits."""
     put, every = writer.put, len(few) // commits
     for number, (key, value) in enumerate(few, 1):
         put(key, value)
@@ -92,13 +90,13 @@ def put_singly(writer: Writer, few: Pairs, commits: int) -> None:
 
 
 def read_records(log: Log) -> Iterator[Record]:
-    """Every record that a recovery plans to read, by the client alone."""
+    """Yield every record that a recovery plans to read, by the client alone."""
     with recover(log) as recovery:
         yield from read_planned(log, recovery.plan.replay)
 
 
 def read_planned(log: Log, plan: ReplayPlan) -> Iterator[Record]:
-    """Every record that the plan names, by the client alone."""
+    """Yield every record that the plan names, by the client alone."""
     with closing(log.kafka.reader(log.data_topic)) as reader:
         for number in range(max(map(len, plan.ranges.values()), default=0)):
             wanted = {
@@ -110,5 +108,5 @@ def read_planned(log: Log, plan: ReplayPlan) -> Iterator[Record]:
 
 
 def passed_over(records: Iterator[Record]) -> int:
-    """Read all of them, and do nothing with one; returns how many there were."""
+    """Read all records without using them, and return their number."""
     return sum(1 for _ in records)

@@ -1,10 +1,10 @@
-"""Object stores: what a request's time does to an open, a restore, a round and a first commit, and what is asked.
+"""Object stores: the effect of request latency on an open, a restore, a round and a first commit, and the requests.
 
-One log lies on local files, its like on S3 behind a proxy, which makes each request take no longer, or 10, 30 and
-100 ms more. They take turns. Beside the restore stand its floors: Arrow's own S3 client reads the same runs from the
-same place, checks nothing and merges nothing; and leaves out what the tail replaces, which it is told, while the client
-reads the tail. Requests are counted where they pass, so that what S3's client asks by
-itself is among them. The daemon of an idle log is watched over a few of its intervals, which are cut to twenty seconds.
+One log lies on local files, an equal one on S3 behind a proxy, which delays each request by 0, 10, 30 and 100 ms. They
+alternate. The restore has two floors. In the first, Arrow's own S3 client reads the same runs from the same place,
+without checking or merging. The second skips the rows that the tail replaces, which it knows in advance, while the
+client reads the tail. The proxy counts the requests, including those that S3's client makes by itself. The daemon of an
+idle log is measured over a few intervals of twenty seconds.
 """
 
 import gc
@@ -46,11 +46,11 @@ _LARGER = 10
 _INTERVAL_S = 20.0
 _INTERVALS = 4
 _WRITE_DOLLARS, _READ_DOLLARS = 5.0, 0.4
-"""What S3 Standard takes for a million requests of either kind, in its first region, by its public price list."""
+"""The price of a million requests of either kind at S3 Standard, in its first region, by its public price list."""
 
 
 def object_store(setting: Setting) -> list[Figure]:
-    """Measure seconds on S3 beside those on local files, and how often S3 was asked. Without Docker it is left out."""
+    """Measure seconds on S3 and on local files, and the requests to S3. Left out without Docker."""
     with ExitStack() as stack:
         settings = MaterializerSettings(scratch=Path(stack.enter_context(tempfile.TemporaryDirectory())))
         try:
@@ -80,17 +80,17 @@ def _on(setting: Setting, store: SlowStore) -> Where:
 
 
 class _Work(NamedTuple):
-    """What is made ready before each take, and what is timed."""
+    """Some timed work, with its preparation before each take."""
 
     name: str
     make_ready: Callable[[], None]
     do: Callable[[], None]
     floors: Mapping[str, Callable[[], object]] = {}
-    """What is timed beside it, on S3."""
+    """The baselines on S3, by name."""
 
 
 def _nothing() -> None:
-    """What needs none is ready."""
+    """Prepare nothing."""
 
 
 class _Works:
@@ -112,7 +112,7 @@ class _Works:
         self._make_tail()
 
     def all(self) -> list[_Work]:
-        """In the order in which they leave the log to each other."""
+        """Return all works, in the order in which each takes over the log from the one before."""
         floors = {
             "the floor: read_table of the runs from there": self._read_runs,
             "the floor: the same less what the tail replaces, and the client": self._read_all,
@@ -159,7 +159,7 @@ class _Works:
         return self._read_runs().filter(self._is_left)
 
     def round_up(self) -> None:
-        """Leave no tail, as a daemon does, which remembers what it verified."""
+        """Roll up the whole tail, as a daemon does, which remembers the runs that it verified."""
         while isinstance(Round(self.log, self._settings, verified=self._verified).run(), CompletedRound):
             continue  # A large state takes several rounds.
 
@@ -205,7 +205,7 @@ def _count(name: str, unit: str, value: float) -> Figure:
 
 
 def _idle(log: Log, store: SlowStore) -> list[Figure]:
-    """What the daemon of a log asks to which nobody writes, for each of its intervals, once it has begun."""
+    """Count the requests of the daemon of an idle log, for each interval after its start."""
     control = Control()
     daemon = Materializer(log, MaterializerSettings(interval_s=_INTERVAL_S, jitter=0.0), control=control)
     begun_s = _INTERVAL_S / 2

@@ -1,11 +1,11 @@
-"""What it costs to open a log, and a writer on it: milliseconds of this process's processors, and on the clock.
+"""The cost of opening a log, and a writer on it: CPU milliseconds of this process, and milliseconds on the clock.
 
-Beside each are two floors. One is what no way into Kafka can do without: a client that connects, asks for the topics,
-and ends; for a writer, also one that reads a record, and one that sends one. The other asks what an opening has to know
-before it may be believed, of the store, and of bare clients, and does nothing with the answers: what the descriptor
-says, which snapshots there are, whose topics these are and how they are set, where ledger and data end, the mark; and
-whose topics they are still, once the Open is in the ledger. Each log is opened with clients of its own, as by a program
-that starts; the modules are loaded, and all is open once before.
+Each has two floors. The first is the least of any program with Kafka: a client connects, asks for the topics, and ends;
+for a writer, another client reads a record, and another one sends one. The second asks the store and bare clients for
+everything that an opening has to verify, and ignores the answers. That is the descriptor, the list of snapshots, the
+identity and settings of the topics, the ends of ledger and data, and the mark. Once the Open is in the ledger, it asks
+for the identity again. Each log is opened with clients of its own, as by a program that starts. The modules are loaded,
+and everything was open once before.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -40,7 +40,7 @@ _FLOORS = {
 
 
 def opens(setting: Setting) -> list[Figure]:
-    """Medians of ten openings a round, each beside the floors'."""
+    """Measure the medians of ten openings a round, and of the floors."""
     with bench_log(setting.bootstrap, setting.root) as log, plain_topic(setting.bootstrap, partitions=1) as topic:
         takes = {name: partial(timed, way) for name, way in _ways(setting, log, topic).items()}
         took = in_turns(takes, warm=1, turns=_TIMES * setting.rounds)
@@ -84,7 +84,7 @@ def _ways(setting: Setting, log: Log, topic: PlainTopic) -> dict[str, Callable[[
 
 
 def _read_and_send(topic: PlainTopic) -> None:
-    """The record that made sure that the topic takes some, and another one."""
+    """Read the record that proved that the topic takes records, and send another one."""
     consumer = topic.consumer()
     assert consumer.consume(1, 10)
     consumer.close()
@@ -92,7 +92,7 @@ def _read_and_send(topic: PlainTopic) -> None:
 
 
 class _Bare:
-    """The questions of an opening, by clients that are set as ours are. What is sent goes to a plain topic."""
+    """The requests of an opening, by clients with statelog's settings. Its records go to a plain topic."""
 
     def __init__(self, bootstrap: str, log: Log, topic: PlainTopic) -> None:
         self._config = client_config({"bootstrap.servers": bootstrap})
@@ -123,7 +123,7 @@ class _Bare:
         )
 
     def _at_the_mark(self, client: AdminClient) -> Consumer:
-        """A consumer that has read it, once all else is known."""
+        """Return a consumer that has read the mark, after all other requests."""
         Descriptor.from_bytes(self._store.read(DESCRIPTOR_PATH), DESCRIPTOR_PATH)
         assert not list(self._store.list(MANIFESTS.folder))
         self._identify(client)

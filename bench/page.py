@@ -1,10 +1,9 @@
-"""The page of figures: every measure of a run beside its baseline, as tables and one plot, with machine and date.
+"""The page of figures: every measure of a run with its baseline, as tables and one plot, with machine and date.
 
     python -m bench --page docs/figures.md
 
-Owns `figures.md` and the plot beside it, which are written whole, by this and by nobody else. A benchmark that was left
-out, for lack of a service that it needs or because the run was broken off, keeps the rows of the page before, which
-then name their run.
+Owns `figures.md` and its plot; nothing else writes them. A benchmark that was left out, or that the run did not reach,
+keeps the rows of the previous page, with the name of their run.
 """
 
 import os
@@ -32,8 +31,9 @@ Keys are `key-` and twelve digits, which are sorted fastest, except where a row 
 
 
 def write_page(path: Path, figures: Mapping[str, Sequence[Figure]], size: str) -> None:
-    """Write the page of these figures, by benchmark, and its plot; `size` says how much was done. A benchmark without
-    figures was left out.
+    """Write the page of these figures, by benchmark, and its plot; `size`: the amount of work in words.
+
+    A benchmark without figures was left out.
     """
     text = "\n".join(_lines(path, figures, size)) + "\n"
     _plot(path.with_suffix(".svg"), [one for found in figures.values() for one in found])
@@ -64,7 +64,7 @@ def _lines(path: Path, figures: Mapping[str, Sequence[Figure]], size: str) -> It
 
 
 def _kept(before: str, name: str) -> Iterator[str]:
-    """What the page before has of a benchmark, and of which run that is."""
+    """Yield the rows of a benchmark on the previous page, and the name of their run."""
     section = before.partition(f"\n## {name}\n")[2].partition("\n## ")[0].strip("\n")
     if section and not section.startswith(_LEFT_OUT):
         told = re.search(r"^Written by `make bench`: (.*)\.$", before, re.MULTILINE)
@@ -82,7 +82,7 @@ def _row(one: Figure) -> str:
 
 
 def _short(value: float) -> str:
-    """Return three digits of a number, of a large one all that are whole."""
+    """Return three digits of a number, or all digits before the point of a large one."""
     return f"{value:.3g}" if abs(value) < 999.5 else f"{value:.0f}"
 
 
@@ -108,7 +108,7 @@ def _proc(name: str) -> list[str]:
         return []
 
 
-@cache  # As it was before the page was written, which may be a part of it.
+@cache  # The state before the page is written, which may be part of it.
 def _commit() -> str:
     command = ["git", "describe", "--always", "--dirty", "--abbrev=7"]
     try:
@@ -118,17 +118,17 @@ def _commit() -> str:
 
 
 def _plot(path: Path, figures: Sequence[Figure]) -> None:
-    """A bar for each measure that has a baseline: from 1, which is the baseline, to how many times better it is."""
+    """Plot a bar for each measure with a baseline: from 1, the baseline, to the ratio by which it is better."""
     import matplotlib
 
     matplotlib.use("svg")
-    matplotlib.rcParams["svg.hashsalt"] = "statelog"  # The same figures make the same file.
+    matplotlib.rcParams["svg.hashsalt"] = "statelog"  # Equal figures make equal files.
     matplotlib.rcParams["svg.fonttype"] = "none"
     from matplotlib import pyplot
 
     shown = [(f"{one.name} / {one.baseline_name}", max(_FEW, one.better)) for one in figures if one.better][::-1]
     figure, drawn = pyplot.subplots(figsize=(10, 1 + 0.24 * len(shown)), layout="constrained")
-    axes: Any = drawn  # Its stubs leave much of what is asked of it unknown.
+    axes: Any = drawn  # Its stubs are incomplete.
     labels, ratios = [label for label, _ in shown], [ratio for _, ratio in shown]
     bars = axes.barh(
         labels, [ratio - 1 for ratio in ratios], left=1, color=["#4a7fb5" if one >= 1 else "#d98a1f" for one in ratios]

@@ -1,10 +1,10 @@
 """The peers of a table: other libraries' keyed state, each in a process and an environment of its own.
 
-    STATELOG_BENCH_QUIX     a Python interpreter that has `quixstreams`. It asks for a confluent-kafka older than ours:
+    STATELOG_BENCH_QUIX     a Python interpreter that has `quixstreams`. It needs a confluent-kafka older than ours:
                             no environment has both, so no extra can name it
-    STATELOG_BENCH_STREAMS  a directory with the jars of Kafka Streams: kafka-streams, and all that it depends on
+    STATELOG_BENCH_STREAMS  a directory with the jars of Kafka Streams: kafka-streams, and all its dependencies
 
-What is not named is left out, and the run says so.
+A peer that is not named is left out, with a message.
 """
 
 import json
@@ -24,7 +24,7 @@ _TIMEOUT_S = 600
 
 
 class Peer:
-    """One library, by the command that runs its program, and what that can do; `options` say how it is used."""
+    """One library: the command that runs its program, the work that it can do, and its `options`."""
 
     def __init__(self, name: str, command: Sequence[str], kinds: Sequence[str], *options: str) -> None:
         self.name = name
@@ -33,20 +33,20 @@ class Peer:
         self._options = options
 
     def loop(self, bootstrap: str, topic: str, records: int, warm: int, *what: str) -> Cost:
-        """What get and put of every record of a topic cost from the record number `warm` on, as it says itself."""
+        """Return the cost of get and put of every record of a topic from record number `warm` on, as it reports."""
         with tempfile.TemporaryDirectory() as directory:
             arguments = [bootstrap, topic, str(records), str(warm), directory, *what, *self._options]
-            run = subprocess.run(  # noqa: S603 - the command that whoever runs the benchmark has named
+            run = subprocess.run(  # noqa: S603 - the command that the environment names
                 [*self._command, *arguments], capture_output=True, text=True, timeout=_TIMEOUT_S, check=False
             )
         lines = [line for line in run.stdout.splitlines() if line.startswith("{")]
         if not lines:
-            raise RuntimeError(f"{self.name} said nothing: {run.stderr[-2000:]}")
+            raise RuntimeError(f"{self.name} printed no result: {run.stderr[-2000:]}")
         return Cost(**json.loads(lines[-1]))
 
 
 def peers() -> list[Peer]:
-    """Those that the environment names; what is left out is said on stderr."""
+    """Return the peers that the environment names. A message on stderr names those left out."""
     found: list[Peer] = []
     quix, streams = (os.environ.get(name) for name in ("STATELOG_BENCH_QUIX", "STATELOG_BENCH_STREAMS"))
     if quix:

@@ -1,4 +1,4 @@
-"""The baseline: what a good plain confluent-kafka program does, one record per change."""
+"""The baseline: a good plain confluent-kafka program, with one record per change."""
 
 import contextlib
 import uuid
@@ -15,11 +15,11 @@ __all__ = ["CONSUMER", "PRODUCER", "PlainTopic", "plain_topic"]
 PARTITIONS = 8
 _CONNECT_S = 0.05
 _RECORD_BYTES_MAX = 16 << 20
-"""As large as a chunk may be."""
+"""The largest size of a chunk."""
 _ANY = -1
-"""No partition in particular: the client takes one by the key."""
+"""No fixed partition: the client chooses one by the key."""
 _QUIET = {"log_level": 3}
-"""A coordinator that loads, or a client that closes, says so on stderr otherwise, among the figures."""
+"""Suppresses log lines of a loading coordinator or a closing client, which would land among the figures."""
 PRODUCER: dict[str, str | int | bool] = {
     "enable.idempotence": True,
     "acks": "all",
@@ -31,7 +31,7 @@ PRODUCER: dict[str, str | int | bool] = {
     "enable.metrics.push": False,
     **_QUIET,
 }
-"""What every producer of the baseline sets."""
+"""The settings of every producer of the baseline."""
 CONSUMER: dict[str, str | int | bool] = {
     "enable.auto.commit": False,
     "auto.offset.reset": "earliest",
@@ -40,19 +40,19 @@ CONSUMER: dict[str, str | int | bool] = {
     "fetch.max.bytes": 64 << 20,
     "queued.min.messages": 1_000_000,
     "queued.max.messages.kbytes": 1 << 20,
-    # By default a partition of which enough is at hand rests for a second, in which a quick loop runs dry.
+    # By default a partition with enough fetched records rests for a second, in which a fast loop runs dry.
     "fetch.queue.backoff.ms": 2,
     **_QUIET,
 }
-"""What every consumer of the baseline sets."""
+"""The settings of every consumer of the baseline."""
 _AT_ONCE: dict[str, str | int | bool] = {"linger.ms": 5}
-"""For what is flushed: a flush does not wait for it, and until then records come together in batches."""
+"""Lets records gather in batches until a flush, which does not wait for it."""
 _PRODUCED, _CONSUMED = 1000, 500
-"""Records of a call. More of them at once leave the processor's caches, and take a fifth more of its time."""
+"""Records of a call. Larger calls exceed the processor's caches, and take a fifth more of its time."""
 
 
 class PlainTopic:
-    """A topic, filled and read the plain way, with settings that measured well."""
+    """A topic that is filled and read in the plain way, with settings that measured well."""
 
     def __init__(self, bootstrap: str, name: str, partitions: int) -> None:
         self.name = name
@@ -60,20 +60,20 @@ class PlainTopic:
         self._bootstrap = bootstrap
 
     def connected(self) -> Producer:
-        """Return one for `produce`, connected: a new one waits half a second for its id."""
+        """Return a connected producer for `produce`: a new one waits half a second for its id."""
         producer = self._producer({"linger.ms": 10, "batch.size": 1 << 20, "delivery.report.only.error": True})
         producer.poll(_CONNECT_S)
         return producer
 
     def produce(self, pairs: Pairs, producer: Producer | None = None) -> None:
-        """Send one record per change, acks=all, idempotent, compressed, in batches of calls; and wait once."""
+        """Send one record per change, acks=all, idempotent, compressed, in batches of calls, and wait once."""
         errors: list[object] = []
 
         def failed(error: object, _message: object) -> None:
             if error is not None:
                 errors.append(error)
 
-        if producer is None:  # Which has a length, and is false while it is empty.
+        if producer is None:  # A producer has a length, and is false while it is empty.
             producer = self.connected()
         for start in range(0, len(pairs), _PRODUCED):
             messages: list[dict[str, Any]] = [
@@ -81,20 +81,20 @@ class PlainTopic:
             ]
             while messages:
                 producer.produce_batch(self.name, messages, on_delivery=failed)
-                messages = [one for one in messages if one.pop("_error", None)]  # Those for which there was no room.
+                messages = [one for one in messages if one.pop("_error", None)]  # Messages that did not fit.
                 producer.poll(0.02 if messages else 0)
         while producer.flush(1):
             pass
         assert not errors
 
     def connected_as_writers(self) -> Producer:
-        """Return one for `send`, which waits for no others as a writer has it, connected."""
+        """Return a connected producer for `send`, without linger, as in a writer."""
         producer = self._producer({"linger.ms": 0})
         producer.poll(_CONNECT_S)
         return producer
 
     def send(self, values: Iterable[tuple[int, bytes]], producer: Producer | None = None) -> None:
-        """Records of these partitions and values, and no more than that."""
+        """Send only records of these partitions and values."""
         if producer is None:  # As above.
             producer = self.connected_as_writers()
         for partition, value in values:
@@ -108,7 +108,7 @@ class PlainTopic:
             pass
 
     def consumer(self) -> Consumer:
-        """Return one that reads all of the topic from its beginning."""
+        """Return a consumer that reads all of the topic from its beginning."""
         consumer = Consumer({"bootstrap.servers": self._bootstrap, "group.id": uuid.uuid4().hex, **CONSUMER})
         consumer.assign([TopicPartition(self.name, p, 0) for p in range(self._partitions)])
         return consumer
@@ -131,7 +131,7 @@ class PlainTopic:
         return state
 
     def flush(self) -> Callable[[Pairs], None]:
-        """Return what produces and flushes some changes: neither atomic nor fenced."""
+        """Return a function that produces and flushes some changes, neither atomic nor fenced."""
         producer = self._producer(_AT_ONCE)
 
         def flush(changes: Pairs) -> None:
@@ -142,8 +142,9 @@ class PlainTopic:
         return flush
 
     def transaction(self, partitions: Sequence[int] | None = None) -> Callable[[Pairs], None]:
-        """Return what produces and commits some changes in one Kafka transaction: to some partitions, one after the
-        other, or wherever the client puts a key.
+        """Return a function that produces and commits some changes in one Kafka transaction.
+
+        `partitions`: used in turn; None: the client chooses by the key.
         """
         of = partitions or [_ANY]
         producer = self._producer({**_AT_ONCE, "transactional.id": uuid.uuid4().hex})
@@ -163,7 +164,7 @@ class PlainTopic:
 
 @contextlib.contextmanager
 def plain_topic(bootstrap: str, *, partitions: int = PARTITIONS) -> Generator[PlainTopic]:
-    """A new topic, deleted at the end."""
+    """Yield a new topic, and delete it at the end."""
     admin = AdminClient({"bootstrap.servers": bootstrap, **_QUIET})
     name = f"bench-plain-{uuid.uuid4().hex[:12]}"
     large = {"max.message.bytes": str(_RECORD_BYTES_MAX + (1 << 20))}
@@ -176,7 +177,7 @@ def plain_topic(bootstrap: str, *, partitions: int = PARTITIONS) -> Generator[Pl
 
 
 def _await_leaders(bootstrap: str, name: str, partitions: int) -> None:
-    """Wait until every partition takes a record, so that no clock runs meanwhile."""
+    """Wait until every partition takes a record, before any clock runs."""
     probe = Producer({"bootstrap.servers": bootstrap, **_QUIET})
     for partition in range(partitions):
         probe.produce(name, b"", b"", partition=partition)

@@ -1,4 +1,4 @@
-"""Seconds of the processors that processes took, as Linux counts them: by ticks, a hundred of which are a second."""
+"""CPU seconds of processes, as Linux counts them: in ticks of a hundredth of a second."""
 
 import os
 from pathlib import Path
@@ -10,7 +10,7 @@ TICK_S = 1 / os.sysconf("SC_CLK_TCK")
 
 
 class _Counted(NamedTuple):
-    """What `/proc` says of one process: its parent, its own ticks, and those of the children that it waited for."""
+    """The entry of one process in `/proc`: its parent, its own ticks, and those of the children that it waited for."""
 
     parent: int
     own: int
@@ -18,12 +18,12 @@ class _Counted(NamedTuple):
 
 
 def process_cpu_s(pid: int) -> float:
-    """Return what one process has taken up to now, all its threads included."""
+    """Return the CPU seconds of one process so far, including all its threads."""
     return _counted(Path("/proc", str(pid))).own * TICK_S
 
 
 def family_cpu_s() -> float:
-    """Return what this process and all that descend from it have taken. A child that is gone counts with its parent."""
+    """Return the CPU seconds of this process and its descendants. An ended child counts with its parent."""
     found: dict[int, _Counted] = {}
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():

@@ -1,15 +1,15 @@
-"""One change after the other: `put` of a Writer and of a Table, beside a plain producer's `produce_batch` of the same.
+"""One change after the other: `put` of a Writer and of a Table, and a plain producer's `produce_batch` of the same.
 
 The plain producer waits once, for its flush at the end. So does the first row. The others commit ten times: with the
-commit before under way while the loop goes on, or waiting for each. A table also keeps the state: what that costs by
-itself, in two dicts with no log, is the last row. All are connected, and open, before they are timed, and take turns,
-of which the first is not counted.
+previous commit pending while the loop goes on, or waiting for each. A table also stores the state; the last row is the
+cost of that alone, in two dicts with no log. All are connected and open before they are timed. They alternate, and the
+first turn is not counted.
 
-The floors of a Writer's put are what Python and the log cost without it, "nothing checked": two lists that become a
-batch for `append_batch` when they are long enough. The floor of each table is what its state and its log take by
-themselves, with nothing kept apart, checked or promised: two dicts, or a write batch of RocksDB for each tenth of the
-changes; and the client, which sends the very chunks that the table came to. The second one of dicts makes those chunks,
-too: each tenth is a batch for a Writer, whose commits are under way as a table's are.
+The floor of a Writer's put is the cost of Python and the log without it, "nothing checked": two lists that become a
+batch for `append_batch` when they are long enough. The floor of each table is the cost of its state and its log alone,
+without layers, checks or guarantees. The state is two dicts, or a write batch of RocksDB for each tenth of the changes.
+The client sends the same chunks as the table. The second floor of dicts also makes those chunks: each tenth is a batch
+for a Writer, with pending commits as in a table.
 """
 
 import tempfile
@@ -39,16 +39,16 @@ __all__ = ["put"]
 _PLAIN = "produce_batch, one flush"
 _COMMITS = 10
 _TURNS_EACH = 4
-"""Of each round: what a take costs differs by a third."""
+"""The turns of each round: the cost of a take varies by a third."""
 _MOST_CHANGES = 1_000_000
-"""A second or more for each take: of shorter ones it is chance what else ran."""
+"""Enough for a second or more per take: shorter takes depend on what else runs."""
 _LISTED = 17_000
-"""As many changes of the workload as a writer keeps in lists."""
+"""The number of changes that a writer holds in lists."""
 _FLOORS = {"dict": "two dicts, and its chunks sent", "rocksdb": "write batches, and its chunks sent"}
 
 
 def put(setting: Setting) -> list[Figure]:
-    """Changes a second, and for a second of the processors."""
+    """Measure changes per second, and per CPU second."""
     few = pairs(batches(min(setting.changes, _MOST_CHANGES), setting.keys))
     ways: dict[str, Callable[[Writer, Pairs], None]] = {
         "put of a Writer, one commit": _once,
@@ -96,7 +96,7 @@ def _kept(setting: Setting, kind: str, few: Pairs) -> Cost:
 
 
 def _chunks(setting: Setting, kind: str, few: Pairs) -> list[tuple[int, bytes]]:
-    """What a table of this kind sends for these changes, by partition."""
+    """Return the chunks that a table of this kind sends for these changes, by partition."""
     with tempfile.TemporaryDirectory() as home, bench_log(setting.bootstrap, setting.root) as log:
         with open_table(setting, log.name, kind, Path(home)) as state:
             _into(state, few)
@@ -120,7 +120,7 @@ def _once(writer: Writer, few: Pairs) -> None:
 
 
 class _Lists:
-    """Changes that nobody looks at: neither whose thread it is, nor what they are, nor how large."""
+    """Collects changes without checking the thread, the types or the sizes."""
 
     def __init__(self, writer: Writer) -> None:
         self._writer = writer
@@ -128,14 +128,14 @@ class _Lists:
         self._values: list[bytes] = []
 
     def put(self, key: bytes, value: bytes) -> None:
-        """Keep it."""
+        """Append a change to the lists."""
         self._keys.append(key)
         self._values.append(value)
         if len(self._keys) >= _LISTED:
             self.roll()
 
     def roll(self) -> None:
-        """Hand on what is there."""
+        """Pass the lists on as a batch."""
         self._writer.append_batch(_table(self._keys, self._values))
         self._keys, self._values = [], []
 
@@ -157,7 +157,7 @@ def _table(keys: Iterable[bytes], values: Iterable[bytes]) -> pa.Table:
 
 
 class _UnderWay:
-    """The commits of a writer, of which the last one is under way while changes come in."""
+    """The commits of a writer, the last of which is pending while changes come in."""
 
     def __init__(self, writer: Writer) -> None:
         self._writer = writer
@@ -165,7 +165,7 @@ class _UnderWay:
         self._commit: Pending[LastCommit] | None = None
 
     def commit(self) -> None:
-        """Wait for the last but one, send the last, persist this."""
+        """Wait for the last but one, send the last, persist this one."""
         if self._commit is not None:
             self._commit.result()
         if self._handle is not None:
@@ -173,7 +173,7 @@ class _UnderWay:
         self._handle = self._writer.persist()
 
     def finish(self) -> None:
-        """All that is left, and wait for it."""
+        """Commit the rest, and wait for it."""
         if self._commit is not None:
             self._commit.result()
         self._writer.commit()
@@ -189,7 +189,7 @@ def _under_way(writer: Writer, few: Pairs) -> None:
 
 
 def _dicts_and_batches(writer: Writer, few: Pairs) -> None:
-    """Changes that nothing holds yet in one, every tenth of them a batch, and then into the other."""
+    """Put pending changes into one dict, append every tenth as a batch, and then move it to the other dict."""
     state: dict[bytes, bytes] = {}
     changed: dict[bytes, bytes] = {}
     every, commits = len(few) // _COMMITS, _UnderWay(writer)
@@ -221,7 +221,7 @@ def _at_least(kind: str, few: Pairs, path: Path, send: Callable[[], None]) -> No
 
 
 def _into_batches(few: Pairs, path: Path) -> None:
-    """Each tenth of the changes as one write batch, with a write-ahead log, in the order in which they come."""
+    """Write each tenth of the changes as one write batch, with a write-ahead log, in order."""
     every = len(few) // _COMMITS
     with rocksdict.Rdict(str(path), rocksdb_options()) as database:
         batch = rocksdict.WriteBatch(raw_mode=True)
@@ -234,7 +234,7 @@ def _into_batches(few: Pairs, path: Path) -> None:
 
 
 def _into_dicts(few: Pairs) -> None:
-    """Changes that nothing holds yet in one, and every tenth of them into the other."""
+    """Put pending changes into one dict, and move every tenth to the other."""
     state: dict[bytes, bytes] = {}
     changed: dict[bytes, bytes] = {}
     every = len(few) // _COMMITS

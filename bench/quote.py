@@ -1,8 +1,8 @@
-"""What the documents say of speed: tables of some rows of the page of figures, in words of their own.
+"""The documents' tables of speed: some rows of the page of figures, in other words.
 
     python -m bench.quote     # after a run of all: rewrites these tables from docs/figures.md
 
-Owns the tables below the head lines in `bench.quotes`, and the README's sentence of where and when it was measured.
+Owns the tables below the head lines in `bench.quotes`, and the README's sentence on the place and time of measurement.
 """
 
 import re
@@ -23,7 +23,7 @@ def quoted(quote: Quote, page: str) -> str:
 
 
 def rewritten(document: str, text: str, page: str) -> str:
-    """Return the text of a document with the figures of the page, and where and when they were measured."""
+    """Return the text of a document with the figures of the page, and their place and time of measurement."""
     told = re.search(r"^Written by `make bench`: (.*)\.$", page, re.MULTILINE)
     assert told is not None, "every page says what wrote it"
     text = re.sub(r"(?<=^Here, with Kafka on the same machine: ).*(?=\.$)", told[1], text, flags=re.MULTILINE)

@@ -1,4 +1,4 @@
-"""Which rows of the page of figures stand in which document, and what they are called there."""
+"""The rows of the page of figures that each document quotes, and their names there."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ __all__ = ["QUOTES", "Quote", "Row", "Rows"]
 
 
 class Row(NamedTuple):
-    """A row of the page: statelog's median, its unit, the baseline's median, and how many times better we are."""
+    """A row of the page: statelog's median, its unit, the baseline's median, and the ratio by which it is better."""
 
     value: str
     unit: str
@@ -26,24 +26,24 @@ class Rows:
         self._rows: dict[str, dict[str, Row]] = {}
 
     def add(self, name: str, baseline: str, row: Row) -> None:
-        """Add one; the first of a name and a baseline stays."""
+        """Add a row, unless its name and baseline are there already."""
         self._rows.setdefault(name, {}).setdefault(baseline, row)
 
     def row(self, name: str, baseline: str) -> Row:
-        """Return the row whose baseline begins so. Raise KeyError if the page lacks it."""
+        """Return the row whose baseline begins with this text. Raise KeyError if the page lacks it."""
         found = [row for other, row in self._rows[name].items() if other.startswith(baseline)]
         if not found:
             raise KeyError(name, baseline)
         return found[0]
 
     def better(self, name: str, baseline: str) -> tuple[str, str]:
-        """Return how many times better we are: by CPU, and on the clock."""
+        """Return the ratios by which statelog is better: by CPU, and on the clock."""
         return self.row(f"{name}, by CPU", baseline).better, self.row(name, baseline).better
 
 
 @dataclass(frozen=True, slots=True)
 class Quote:
-    """A table of a document: its first line, by which it is found, and what makes its other lines."""
+    """A table of a document: its first line, which identifies it, and the function that makes the other lines."""
 
     head: str
     lines: Callable[[Rows], Iterable[str]]
@@ -76,7 +76,7 @@ _README = (
     ("round of the materializer", "materializer round", _STATE),
     ("recovery into RocksDB", "recovery to RocksDB, SST files", _ROCKSDB),
 )
-"""What the README calls it, what the page does, and the baselines that it names."""
+"""The name in the README, the name on the page, and the baselines in the README."""
 
 
 def _readme(rows: Rows) -> Iterator[str]:

@@ -1,4 +1,4 @@
-"""A store behind a simulated network: local files, where every request takes its time, and so does every byte."""
+"""A store behind a simulated network: local files with a delay for every request and every byte."""
 
 import shutil
 import threading
@@ -17,7 +17,7 @@ _REQUEST_BYTES = 8 << 20
 
 
 class Link:
-    """What all readers of a process share. `size_bytes` counts what came over it, `requests` how often."""
+    """The network that all readers of a process share. `size_bytes` and `requests` count its traffic."""
 
     def __init__(self, request_s: float, bytes_s: float) -> None:
         self.size_bytes = 0
@@ -27,7 +27,7 @@ class Link:
         self._lock = threading.Lock()
 
     def transfer(self, size_bytes: int) -> None:
-        """Wait as long as a request for so many bytes takes."""
+        """Wait for the duration of a request of this size."""
         time.sleep(self._request_s)
         with self._lock:
             self.requests += 1
@@ -43,35 +43,35 @@ class RemoteStore(LocalStore):
         self._link = link
 
     def read(self, path: str) -> bytes:
-        """One request."""
+        """Read a file in one request."""
         data = super().read(path)
         self._link.transfer(len(data))
         return data
 
     def list(self, prefix: str = "") -> Iterator[FileInfo]:
-        """One request."""
+        """List files in one request."""
         self._link.transfer(0)
         return super().list(prefix)
 
     def put(self, path: str, data: bytes) -> None:
-        """One request."""
+        """Write a file in one request."""
         self._link.transfer(len(data))
         super().put(path, data)
 
     def put_if_absent(self, path: str, data: bytes) -> None:
-        """One request."""
+        """Create a file in one request."""
         self._link.transfer(len(data))
         super().put_if_absent(path, data)
 
     def download(self, path: str, local: Path) -> None:
-        """Requests of 8 MiB, and no sync of the copy, as object stores' clients do it."""
+        """Copy a file in requests of 8 MiB, without syncing the copy, like clients of object stores."""
         shutil.copyfile(self._directory / path, local)
         size_bytes = local.stat().st_size
         for start in range(0, size_bytes, _REQUEST_BYTES):
             self._link.transfer(min(_REQUEST_BYTES, size_bytes - start))
 
     def open(self, path: str) -> AbstractContextManager[BinaryIO]:
-        """Return a reader of ranges, each of which is one request, as an object store's is."""
+        """Return a reader of ranges, each in one request, as from an object store."""
 
         def ask(read: Callable[[], bytes]) -> bytes:
             data = read()

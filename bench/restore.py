@@ -1,13 +1,13 @@
-"""Restores, each beside its floor: the least that the work needs by the libraries that it uses.
+"""Restores, each with its floor: the least work of the same libraries.
 
-A table of a snapshot and a tail: pyarrow reads the snapshot's runs, checks nothing and merges nothing. A dict of a log:
-the client reads the same records, and two lists that are there already become a dict. Small commits with no snapshot:
-the client reads the same records. A table is opened on these commits, too; and beside both is a plain program, which
-reads a record for each change into a dict.
+Snapshot and tail to a table: pyarrow reads the snapshot's runs, without checking or merging. A log to a dict: the
+client reads the same records, and two existing lists become a dict. Small commits without a snapshot: the client reads
+the same records. A table is also opened on these commits. The baseline of both is a plain program, which reads a record
+for each change into a dict.
 
-Each of these leaves out work that no restore can do without, so a second floor does that, too. It is told beforehand
-what takes the finding: which rows of the runs the tail replaces, which are the newest, where a chunk's batch begins.
-A third one, of a dict, finds the newest rows itself, by pyarrow: it groups the rows of each partition by their keys.
+Each floor leaves out work that every restore needs, so a second floor does that work, too. It knows the results of
+searches in advance: the rows of the runs that the tail replaces, the newest rows, the start of a chunk's batch. A third
+floor, of a dict, finds the newest rows by pyarrow: it groups the rows of each partition by their keys.
 """
 
 import gc
@@ -47,12 +47,12 @@ _CHECKED = "client, hash, checked batch of each chunk, one new dict"
 _FOUND = "the same, its newest rows found by pyarrow"
 _LARGER = 10
 _SMALL = {100: 0.1, 5: 0.05}
-"""By the changes of a commit: the share of the workload that is committed so."""
+"""The share of the workload that is committed, by the changes of a commit."""
 _UNDER_WAY = 50
 
 
 def restore(setting: Setting) -> list[Figure]:
-    """Measure to Arrow, from ten times the keys and a tail of a tenth of that; to a dict, from W; and small commits."""
+    """Measure restores to Arrow, from ten times the keys and a tail of a tenth; to a dict, from W; of small commits."""
     return [*_to_arrow(setting), *_to_dict(setting), *chain(*(_small_commits(setting, size) for size in _SMALL))]
 
 
@@ -144,7 +144,7 @@ def _small_commits(setting: Setting, size: int) -> list[Figure]:
 
 
 def _commit_each(setting: Setting, log: Log, few: list[pa.RecordBatch]) -> None:
-    """Commit each batch by itself, with some commits under way."""
+    """Commit each batch separately, with some pending commits."""
     under_way: deque[Pending[LastCommit]] = deque()
     with open_table(setting, log.name, "dict", setting.root) as state:
         for number, batch in enumerate(few):
@@ -160,7 +160,7 @@ def _open(setting: Setting, log: Log) -> None:
 
 
 def _newest(log: Log) -> list[pa.RecordBatch]:
-    """Keys and values of a log's state."""
+    """Return keys and values of a log's state."""
     return recover(log).to_arrow().select(["key", "value"]).to_batches()
 
 
@@ -172,8 +172,9 @@ def _dict_of(newest: list[pa.RecordBatch]) -> dict[bytes, bytes]:
 
 
 def _checked(log: Log, newest: list[pa.RecordBatch]) -> Callable[[], object]:
-    """What no restore to a dict can do without: the client, of each chunk a hash and Arrow's batch, whose offsets are
-    looked at before they are followed, and a dict of new keys and values.
+    """Return the work that every restore to a dict needs.
+
+    The client reads, hashes each chunk, decodes Arrow's batch and checks its offsets, and fills a dict of new objects.
     """
     checked = _checked_batches(log)
 
@@ -193,7 +194,7 @@ def _found(log: Log) -> Callable[[], object]:
         for partition, batch in checked():
             partitions.setdefault(partition, []).append(batch)
         state: dict[bytes, bytes] = {}
-        while partitions:  # Each is let go before the next one is taken up.
+        while partitions:  # Each is freed before the next one is taken.
             state |= _dict_of(_newest_of(pa.Table.from_batches(partitions.popitem()[1])))
         return state
 
@@ -239,7 +240,7 @@ def _in_turns(setting: Setting, *works: Callable[[], object]) -> list[list[Took]
 def _rates(
     name: str, count: int, ours: list[Took], floor_name: str, floor_count: int, floor: list[Took]
 ) -> list[Figure]:
-    """By the clock, and by the seconds of the processors, which others on the machine do not lengthen as much."""
+    """Return rates by the clock, and by CPU time, which other load on the machine affects less."""
     by_clock = rate(name, count, ours, floor_name, [(floor_count, one) for one in floor])
     of_floor = [(floor_count, one.cpu_s) for one in floor]
     by_cpu = rate(f"{name}, by CPU", count, [one.cpu_s for one in ours], floor_name, of_floor)

@@ -1,4 +1,4 @@
-"""The benchmark of recovery into RocksDB: SST files that are ingested, beside write batches of the same library."""
+"""The benchmark of recovery into RocksDB: ingested SST files, with write batches of the same library as baseline."""
 
 import tempfile
 from collections import deque
@@ -25,9 +25,10 @@ _BUFFER_BYTES = 128 << 20
 
 
 def rocksdb(setting: Setting) -> list[Figure]:
-    """The whole log into RocksDB, nothing materialized, beside write batches of every change, and of folded rows; and
-    beside its floors: the fold that both need, an SST file of rows that are sorted and Python's bytes already, and one
-    of rows that are folded and sorted first.
+    """Measure the recovery of a whole log into RocksDB, without a snapshot.
+
+    The baselines are write batches of every change, and of folded rows. The floors are the fold that both need, and an
+    SST file of rows: sorted in Python's bytes before, or folded and sorted first.
     """
     seconds: dict[str, list[Took]] = {"sst": [], "changes": [], "folded": [], "fold": [], "rows": [], "both": []}
     with bench_log(setting.bootstrap, setting.root) as log:
@@ -54,7 +55,7 @@ def rocksdb(setting: Setting) -> list[Figure]:
 
 
 def _into_new(work: Callable[[Path], object]) -> Took:
-    """Seconds that `work` took to make a database under a new path."""
+    """Return the seconds that `work` takes to make a database under a new path."""
     with tempfile.TemporaryDirectory() as directory:
         return timed(lambda: work(Path(directory) / "db"))
 
@@ -75,7 +76,7 @@ def _sorted_pairs(log: Log) -> list[tuple[list[bytes], list[bytes]]]:
 
 
 def _write(path: Path, pairs: list[tuple[list[bytes], list[bytes]]]) -> None:
-    """What the library takes for one row a call, with the options of a recovery."""
+    """Write sorted rows by the library, one row a call, with the options of a recovery."""
     writer = rocksdict.SstFileWriter(rocksdb_options())
     writer.open(str(path))
     for keys, values in pairs:
@@ -84,7 +85,7 @@ def _write(path: Path, pairs: list[tuple[list[bytes], list[bytes]]]) -> None:
 
 
 def _load(path: Path, found: Iterable[pa.RecordBatch]) -> None:
-    """Puts by write batches, without a write-ahead log, in the quickest way that the library has."""
+    """Put rows by write batches without a write-ahead log, the fastest way of the library."""
     options = rocksdict.Options(raw_mode=True)
     options.create_if_missing(True)
     options.set_write_buffer_size(_BUFFER_BYTES)

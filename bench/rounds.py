@@ -1,11 +1,11 @@
-"""Rounds for ever: forty rounds over tails of one size onto all keys, each beside the floor of the same changes.
+"""Long series of rounds: forty rounds over tails of one size onto all keys, each with the floor of the same changes.
 
-The floor is what a round cannot do without: pyarrow sorts the tail, keeps the last change of each key, and writes them
-as Parquet, in one thread, from memory. It reads nothing from Kafka, checks and merges nothing, and reads nothing back.
-The floor with both ends also reads the tail's records, by the client alone, and then its file: hashes and decodes it.
-The floor with merges has a file of its own for each of our runs: where a round merges runs, it reads its files of
-these, and merges and writes them with the tail, as the round cut them. Each of them is sorted by key, and the tail is
-sorted first, so numpy's stable sort, a timsort, only merges them. Without merges a reader has forty files.
+The floor is the work that every round needs. pyarrow sorts the tail, selects the last change of each key, and writes
+them as Parquet, in one thread, from memory. It does not read Kafka, check, merge, or read back.
+The floor with both ends also reads the tail's records by the client alone, and then hashes and decodes its file.
+The floor with merges has a file for each run of the log. When a round merges runs, it reads its files of these, and
+merges and writes them with the tail, cut like the runs. The files are sorted by key and the tail is sorted first, so
+numpy's stable sort, a timsort, only merges them. Without merges a reader has forty files.
 """
 
 import hashlib
@@ -47,19 +47,19 @@ _MERGES = "the same, and the same runs merged"
 _STALL_S = 60
 _COLUMNS = ["key_group", "key", "value"]
 _KEY = "S16"
-"""Keys of the workload, which end in no zero byte: those numpy would leave out."""
+"""The keys of the workload. They have no trailing zero bytes, which numpy would drop."""
 
 
 @dataclass(slots=True)
 class _Takes:
-    """What each round took and wrote."""
+    """The time and the bytes written of each round."""
 
     took: list[Took] = field(default_factory=list[Took])
     written_bytes: list[int] = field(default_factory=list[int])
 
 
 def rounds(setting: Setting) -> list[Figure]:
-    """Changes for each second of the processors, the longest round, and the bytes written, beside the floor's."""
+    """Measure changes per CPU second, the longest round, and the bytes written, of rounds and of the floor."""
     figures: list[Figure] = []
     for share, words in _SHARES.items():
         changes = max(1000, setting.keys // share)
@@ -121,7 +121,7 @@ class _FloorFiles:
     """The floor's files: one for each run of a log, of the newest rows of its keys, by key."""
 
     def __init__(self, log: Log, store: Path, directory: Path) -> None:
-        """As the runs are that stand in the `store`."""
+        """Make files like the runs in the `store`."""
         self._key_groups = log.descriptor.key_groups
         self._directory = directory
         self.written: list[Path] = []
@@ -130,9 +130,7 @@ class _FloorFiles:
             _write(pq.read_table(store / run.path, columns=_COLUMNS), file)
 
     def follow(self, tail: list[pa.RecordBatch], runs: Sequence[RunRef]) -> None:
-        """Write those of the new runs: of what lies in the files of those that are gone, oldest first, and of the tail.
-        They are `written` then.
-        """
+        """Write the files of new runs into `written`, from the files of replaced runs, oldest first, and the tail."""
         paths = {run.path for run in runs}
         gone = sorted((one for one in self._files.values() if one[0].path not in paths), key=_begins_at)
         new = {run.path: (run, self._file_of(run)) for run in runs if run.path not in self._files}
@@ -161,7 +159,7 @@ def _with_key_groups(batch: pa.RecordBatch, key_groups: int) -> pa.RecordBatch:
 
 
 def _of_key_groups(table: pa.Table, old: RunRef | None, run: RunRef) -> pa.Table:
-    """The rows of an old run, or of a tail, that belong into a new run."""
+    """Return the rows of an old run, or of a tail, that belong to a new run."""
     first, end = run.first_key_group, run.end_key_group
     if old is not None and first <= old.first_key_group and old.end_key_group <= end:
         return table
@@ -205,7 +203,7 @@ def _read_back(files: Sequence[Path]) -> None:
 
 
 def _by_cpu(name: str, changes: int, ours: _Takes, floor: _Takes, floor_name: str) -> Figure:
-    """Over all rounds; the lowest and the highest of ten in a row, which tell whether it stays as it is."""
+    """Return the figure over all rounds, with the lowest and highest of ten in a row, which show any drift."""
     rates = [_rate(changes, ours.took[first : first + _WINDOW]) for first in range(0, _ROUNDS, _WINDOW)]
     return Figure(
         name=f"{name}, by CPU",

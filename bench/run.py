@@ -1,4 +1,4 @@
-"""The benchmarks, one function each. Baseline and ours take turns, so that a drifting machine hits both."""
+"""The benchmarks, one function each. statelog and its baseline alternate, so that a drifting machine affects both."""
 
 import tempfile
 from collections.abc import Callable, Mapping
@@ -23,8 +23,9 @@ __all__ = ["BENCHMARKS"]
 
 
 def append(setting: Setting) -> list[Figure]:
-    """Bulk and per-change append, each acked and committed, beside one record per change; and bulk beside its floors:
-    to send the chunks that it came to, and to make such chunks as well, with nothing checked and nothing promised.
+    """Measure bulk and per-change append, acknowledged and committed, with one record per change as baseline.
+
+    The floors of bulk append are to send the same chunks, and to make and send them, without checks or guarantees.
     """
     found = batches(setting.changes, setting.keys)
     few = pairs(batches(setting.scaled(0.2), setting.keys))
@@ -65,7 +66,7 @@ def _append_singly(log: Log, few: Pairs) -> None:
 
 
 def replay(setting: Setting) -> list[Figure]:
-    """The whole log back into memory, nothing materialized, beside one record per change into a dict."""
+    """Measure the replay of a whole log into memory, with one record per change into a dict as baseline."""
     found = batches(setting.changes, setting.keys)
     decoded: list[float] = []
     to_dict: list[float] = []
@@ -91,14 +92,14 @@ def replay(setting: Setting) -> list[Figure]:
 
 
 def _replay(log: Log) -> int:
-    """Every committed change, checked and decoded, none folded; returns how many there were."""
+    """Check and decode every committed change without folding, and return their number."""
     with recover(log) as recovery, closing(log.kafka.reader(log.data_topic)) as reader:
         chunks = replay_chunks(log, reader, recovery.plan.replay, stall_timeout_s=60)
         return sum(batch.num_rows for batch in [chunk.changes for chunk in chunks])
 
 
 def snapshot(setting: Setting) -> list[Figure]:
-    """A materializer round over a tenth of W onto the keys, then recovery from that snapshot plus a tail."""
+    """Measure a round over a tenth of W onto the keys, then recovery from that snapshot and a tail."""
     tail = batches(setting.scaled(0.1), setting.keys, seed=1)
     few = pairs(tail)
     count = setting.keys + len(few)
@@ -125,7 +126,7 @@ def snapshot(setting: Setting) -> list[Figure]:
 
 
 def _elsewhere(module: str, function: str) -> Callable[[Setting], list[Figure]]:
-    """A benchmark that is imported when it runs: each needs other extras."""
+    """Return a benchmark that is imported when it runs: each needs other extras."""
 
     def run(setting: Setting) -> list[Figure]:
         found: Callable[[Setting], list[Figure]] = getattr(import_module(f"bench.{module}"), function)

@@ -1,4 +1,4 @@
-"""The setting of a run of benchmarks: which broker, how much, how often."""
+"""The setting of a run of benchmarks: the broker, the amount of work, the repetitions."""
 
 import math
 from dataclasses import dataclass
@@ -11,8 +11,9 @@ __all__ = ["Setting"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setting:
-    """Where and how much: W has 5,000,000 changes over 1,000,000 keys. A broker of the run's own has a directory and a
-    process.
+    """The broker and the amount of work; W has 5,000,000 changes over 1,000,000 keys.
+
+    Only a broker of the run's own has a directory and a process.
     """
 
     bootstrap: str
@@ -25,15 +26,15 @@ class Setting:
     broker_pid: int | None = None
 
     def scaled(self, share: float) -> int:
-        """That share of the changes, at least 1,000."""
+        """Return this share of the changes, at least 1,000."""
         return max(1000, int(self.changes * share))
 
     def kept_bytes(self, topic: str) -> int | None:
-        """What the broker keeps of a topic on its disk; None of a broker that is somebody else's."""
+        """Return the size of a topic on the broker's disk; None for an external broker."""
         if self.broker_directory is None:
             return None
         return sum(file.stat().st_size for file in self.broker_directory.rglob(f"{topic}-*/*.log"))
 
     def broker_cpu_s(self) -> float:
-        """Return the seconds of the processors that the broker has taken; nan of a broker that is somebody else's."""
+        """Return the CPU seconds of the broker so far; nan for an external broker."""
         return math.nan if self.broker_pid is None else process_cpu_s(self.broker_pid)

@@ -1,8 +1,8 @@
 """Other shapes of work than workload W: skewed keys, tiny and large values, deletes, typed records of eight fields.
 
-Each is appended in batches and read back into Arrow, beside a tuned program that has a record for each change and
-reads them into a dict. Typed records are beside the same fields as a user would pack them, into bytes, before the clock
-runs. Of 10 KB values there are a fiftieth as many: about twice the bytes.
+Each is appended in batches and read back into Arrow. The baseline is a tuned program with a record for each change,
+which reads them into a dict. For typed records it is the same fields, packed into bytes before the clock runs. Values
+of 10 KB are a fiftieth as many: about twice the bytes.
 """
 
 import struct
@@ -36,7 +36,7 @@ Batches = list[pa.RecordBatch]
 
 
 def shapes(setting: Setting) -> list[Figure]:
-    """Each shape written and read, beside a record for each of the same changes."""
+    """Measure writing and reading each shape, with a record for each of the same changes as baseline."""
     count, few = setting.scaled(0.2), setting.scaled(0.004)
     found = {
         f"Zipf keys ({_ZIPF})": _zipf(count, setting.keys),
@@ -71,14 +71,14 @@ def _typed_beside_packed(setting: Setting, typed: Batches, packed: Batches) -> l
 
 
 class _Takes:
-    """How long each append, and each replay into Arrow, took."""
+    """The time of each append, and of each replay into Arrow."""
 
     def __init__(self) -> None:
         self.append: list[float] = []
         self.replay: list[float] = []
 
     def take(self, setting: Setting, found: Batches, value_schema: str | None = None) -> None:
-        """Append to a new log, and read it back."""
+        """Append to a new log, and read the log back."""
         with bench_log(setting.bootstrap, setting.root, value_schema=value_schema) as log:
             self.append.append(timed(partial(bulk_append, log, found, commits=5)))
             self.replay.append(timed(lambda: recover(log).to_arrow()))
@@ -92,7 +92,7 @@ def _figures(name: str, count: int, ours: _Takes, beside: str, plain: _Takes) ->
 
 
 def _zipf(count: int, keys: int) -> Batches:
-    """Values of W for keys of which few have most of the changes."""
+    """Return changes with the values of W, most of them on few keys."""
     rng = np.random.default_rng(_SEED)
     ids = (rng.zipf(_ZIPF, count) - 1) % keys
     return _with_keys(batches(count, keys), ids)
@@ -109,7 +109,7 @@ def _with_keys(found: Batches, ids: NDArray[np.int64]) -> Batches:
 
 
 def _sized(count: int, keys: int, value_bytes: int) -> Batches:
-    """Changes whose values have so many bytes, half of which compresses."""
+    """Return changes with values of this size, half of which compresses."""
     rng, rows = np.random.default_rng(_SEED), max(100, min(_ROWS, (64 << 20) // value_bytes))
     made: Batches = []
     for start in range(0, count, rows):
@@ -122,7 +122,7 @@ def _sized(count: int, keys: int, value_bytes: int) -> Batches:
 
 
 def _with_deletes(found: Batches) -> Batches:
-    """The same, with every fifth change a delete."""
+    """Return the same changes, with every fifth a delete."""
     made: Batches = []
     for one in found:
         is_delete = np.arange(one.num_rows) % 5 == 0
@@ -133,7 +133,7 @@ def _with_deletes(found: Batches) -> Batches:
 
 
 def _typed(count: int, keys: int) -> tuple[Batches, Batches]:
-    """The same records, as a struct of eight fields, and as bytes that a program packed."""
+    """Return the same records as a struct of eight fields, and as packed bytes."""
     rng = np.random.default_rng(_SEED)
     pages, countries = pa.array([f"/page/{number}" for number in range(1000)]), pa.array(["DE", "FR", "US", "JP"])
     typed: Batches = []

@@ -1,7 +1,7 @@
-"""An S3 service of the run, reached through a proxy that makes each request take longer and counts what was asked.
+"""An S3 service of the run, behind a proxy that delays each request and counts the requests.
 
 The proxy shifts answers in time and does not slow their bytes: a client with several requests in flight gains from
-that, as it does from a store that is far away. It reads of a request its first line and how long its body is.
+that, as with a remote store. Of a request it reads the first line and the length of the body.
 """
 
 import asyncio
@@ -21,11 +21,11 @@ __all__ = ["SlowStore", "slow_store"]
 _PIECE_BYTES = 256 << 10
 _START_TIMEOUT_S = 60
 _WRITES = frozenset({"PUT", "POST", "LIST"})
-"""What stores bill as writes, listings among them: each is as dear as a dozen reads."""
+"""The requests that stores bill as writes, including listings: each costs as much as a dozen reads."""
 
 
 class SlowStore:
-    """Where the store is, and the hand on its proxy, which is a process of its own."""
+    """The address of the store, and the control of its proxy, which is a separate process."""
 
     def __init__(self, service: S3Service, port: int, control: Connection) -> None:
         self.root = f"s3://{service.bucket}/bench"
@@ -33,17 +33,17 @@ class SlowStore:
         self._control = control
 
     def slow_down(self, request_s: float) -> None:
-        """Each answer comes so much later from now on; and what was asked is forgotten."""
+        """Delay each answer by this time from now on, and reset the counts."""
         self._ask(request_s)
 
     @property
     def asked(self) -> Counter[str]:
-        """Requests since `slow_down` by operation: GET, HEAD, LIST, PUT, POST, DELETE."""
+        """Count the requests since `slow_down` by operation: GET, HEAD, LIST, PUT, POST, DELETE."""
         return Counter(self._ask(None))
 
     @property
     def billed(self) -> tuple[int, int]:
-        """How many of them a store bills as writes, and how many as reads; deletes are free."""
+        """Count the requests that a store bills as writes, and as reads; deletes are free."""
         asked = self.asked
         writes = sum(count for operation, count in asked.items() if operation in _WRITES)
         return writes, asked.total() - writes - asked["DELETE"]
@@ -55,7 +55,7 @@ class SlowStore:
 
 @contextmanager
 def slow_store(service: S3Service | None = None) -> Generator[SlowStore]:
-    """A proxy before a service, or before one by Docker."""
+    """Start a proxy for a service, by default one in Docker."""
     with ExitStack() as stack:
         service = service or open_s3(stack)
         context = multiprocessing.get_context("spawn")
@@ -69,7 +69,7 @@ def slow_store(service: S3Service | None = None) -> Generator[SlowStore]:
 
 
 class _Proxy:
-    """What the connections share."""
+    """The state that all connections share."""
 
     def __init__(self, endpoint: str) -> None:
         place = urlsplit(endpoint)
@@ -78,7 +78,7 @@ class _Proxy:
         self.asked: Counter[str] = Counter()
 
     def obey(self, control: Connection) -> None:
-        """Carry out what comes through the pipe until its other end is closed."""
+        """Execute commands from the pipe until its other end is closed."""
         with suppress(EOFError):
             while True:
                 request_s = control.recv()
@@ -102,7 +102,7 @@ async def _serve(proxy: _Proxy, control: Connection) -> None:
 
 
 async def _relay(proxy: _Proxy, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    """One connection, until either side ends it."""
+    """Serve one connection until either side ends it."""
     async with _connection(proxy.host, proxy.port) as (answers, questions):
         sides = [
             asyncio.create_task(_questions(proxy, reader, questions)),
@@ -154,7 +154,7 @@ def _body_bytes(head: bytes) -> int:
 
 
 async def _answers(proxy: _Proxy, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    """Each piece goes on when its time has come; those behind it are taken meanwhile."""
+    """Forward each piece of the answers after its delay, and receive further pieces meanwhile."""
     loop, pieces = asyncio.get_running_loop(), asyncio.Queue[tuple[float, bytes]](maxsize=1024)
 
     async def hand_on() -> None:

@@ -1,4 +1,4 @@
-"""Micro-batches of 100 rows to a log, beside a Python sink that does nothing: one query, and three at once."""
+"""Micro-batches of 100 rows to a log, with an empty Python sink as baseline: one query, and three at once."""
 
 import tempfile
 import time
@@ -22,7 +22,7 @@ _TIMEOUT_S = 240
 
 
 def spark_batches(setting: Setting) -> list[Figure]:
-    """The median trigger of a micro-batch, with one query in the session, and with three that run at once."""
+    """Measure the median trigger of a micro-batch, with one query in the session, and with three concurrent ones."""
     found: list[Figure] = []
     with spark_session() as spark:
         spark.dataSource.register(Floor)
@@ -60,17 +60,17 @@ def _empty(spark: SparkSession, queries: int) -> list[float]:
 
 
 def _rows(spark: SparkSession) -> DataFrame:
-    """As many rows in every batch, whatever the time."""
+    """Return a stream with the same number of rows in every batch."""
     source = spark.readStream.format("rate-micro-batch").option("rowsPerBatch", _ROWS).option("numPartitions", _TASKS)
     return source.load().selectExpr("cast(cast(value as string) as binary) key", "cast('value' as binary) value")
 
 
 def _triggers_ms(running: list[StreamingQuery]) -> list[float]:
-    """The triggers of all queries once each is warm; stops them."""
+    """Return the triggers of all queries once each is warm, and stop the queries."""
     found: dict[object, dict[int, float]] = {query.id: {} for query in running}
     end_s = time.monotonic() + _TIMEOUT_S
     while any(len(triggers) < _WARM + _COUNTED for triggers in found.values()):
-        assert time.monotonic() < end_s, "the queries are too slow to be measured"
+        assert time.monotonic() < end_s, "the queries are too slow to measure"
         time.sleep(1)
         for query in running:
             assert query.isActive, query.exception()

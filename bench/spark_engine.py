@@ -1,8 +1,8 @@
-"""Rounds of the materializer on Spark, on one core, on two, and on executors of their own, beside the local engine.
+"""Rounds of the materializer on Spark, on one core, on two, and on separate executors, and by the local engine.
 
 Each engine gets the same backlog in a log of its own: W to fold, then a fifth of it to fold and to merge with the
-first. Sessions are warm: a small round went before, so that workers run and the JVM has compiled. CPU seconds are those
-of this process and all its descendants: the JVMs, and the Python workers.
+first. Sessions are warm: after a small round, workers run and the JVM has compiled. CPU seconds include this process
+and all its descendants: the JVMs, and the Python workers.
 """
 
 import os
@@ -34,8 +34,9 @@ _STEPS = ("fold", "fold and merge")
 
 
 def spark_engine(setting: Setting) -> list[Figure]:
-    """Wall and CPU seconds of both rounds, for each kind of session, beside the local engine in turn with it; and the
-    walls beside those of one core.
+    """Measure wall and CPU seconds of both rounds for each kind of session, alternating with the local engine.
+
+    Wall seconds are also compared with those of one core.
     """
     found, more = batches(setting.changes, setting.keys), batches(setting.scaled(0.2), setting.keys, seed=1)
     few = batches(200_000, 100_000)
@@ -60,7 +61,7 @@ def spark_engine(setting: Setting) -> list[Figure]:
 def _rounds(
     setting: Setting, engine_for: Callable[[Log], EngineMaker], first: list[pa.RecordBatch], more: list[pa.RecordBatch]
 ) -> list[Cost]:
-    """What the rounds of a daemon on a new log cost: one that folds, and one that folds and merges."""
+    """Return the costs of a daemon's rounds on a new log: one that folds, and one that folds and merges."""
     with tempfile.TemporaryDirectory() as scratch, bench_log(setting.bootstrap, setting.root) as log:
         settings = MaterializerSettings(scratch=Path(scratch), fanout=2, budget_bytes=64 << 30)
         make_engine, costs = engine_for(log), list[Cost]()
@@ -71,7 +72,7 @@ def _rounds(
 
 
 def _maker(setting: Setting, spark: "SparkSession", log: Log, task_bytes: int | None = None) -> EngineMaker:
-    from statelog.spark import spark_engine as make  # Whoever benches something else needs no Spark.
+    from statelog.spark import spark_engine as make  # Other benchmarks need no Spark.
     from statelog.spark.engine import TASK_BYTES
 
     return make(

@@ -1,7 +1,7 @@
-"""The first take of a session: 1,000 rows to a log, beside Spark's Kafka sink and a Python sink that does nothing.
+"""The first take of a session: 1,000 rows to a log, to Spark's Kafka sink, and to an empty Python sink.
 
-Each take is the first of a process and a JVM of its own. What it takes is start-up: of the JVM's code, and of a Python
-process with its imports for each of Spark's steps (looking up the source, planning, each task, the commit).
+Each take is the first of a process and a JVM of its own. Its time is start-up: of the JVM's code, and of a Python
+process with its imports for each of Spark's steps (finding the source, planning, each task, the commit).
 """
 
 import json
@@ -32,7 +32,7 @@ _ROWS = 1000
 
 
 def spark_first(setting: Setting) -> list[Figure]:
-    """Seconds on the clock and of the processors, from a session that stands to the end of its first write."""
+    """Measure seconds on the clock and CPU seconds, from an open session to the end of its first write."""
     with (
         tempfile.TemporaryDirectory() as directory,
         bench_log(setting.bootstrap, setting.root) as log,
@@ -54,14 +54,14 @@ def spark_first(setting: Setting) -> list[Figure]:
 
 
 def _in_a_process(sink: str, rows: str, options: dict[str, str]) -> Cost:
-    """What the first write of a new process cost. It says so in its last line; what Spark says is dropped."""
+    """Return the cost of the first write of a new process, from its last line. Spark's output is dropped."""
     command = [sys.executable, "-m", "bench.spark_first", sink, rows, json.dumps(options)]
     done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=300)  # noqa: S603 - ourselves
     return Cost(**json.loads(done.stdout.splitlines()[-1]))
 
 
 def main() -> None:
-    """Write once in a new session, and print what it cost."""
+    """Write once in a new session, and print the cost."""
     sink, rows, options = sys.argv[1:]
     with spark_session() as spark:
         if sink == "floor":

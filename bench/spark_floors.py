@@ -1,7 +1,7 @@
-"""What Spark itself spends on data sources in Python: one that gives prepared rows, or those of Parquet files; sinks
-that do nothing, and one that does nothing but send the rows to Kafka.
+"""Spark's own cost for data sources in Python: a source of prepared rows, or of Parquet files; empty sinks; and a sink
+that only sends the rows to Kafka.
 
-No source or sink of ours can be faster; the figures show how far it is from them.
+No source or sink of statelog can be faster; the figures show the distance.
 """
 
 from collections.abc import Iterator
@@ -28,33 +28,35 @@ _clients: dict[str, Producer] = {}
 
 
 class Floor(DataSource):
-    """`format("floor")`: `rows` prepared rows in `tasks` tasks to read, or those of `files`, a task for each; and sinks
-    that take rows and do nothing, or, with the options `topic` and `brokers`, send them as they come.
+    """`format("floor")`: a source and sinks that do the least.
+
+    The source reads `rows` prepared rows in `tasks` tasks, or the rows of `files`, a task for each. The sinks do
+    nothing, or, with the options `topic` and `brokers`, send the rows unchanged.
     """
 
     @classmethod
     def name(cls) -> str:
-        """The name in `format(...)`."""
+        """Return the name in `format(...)`."""
         return "floor"
 
     def schema(self) -> str:
-        """Keys and values as those of the workload."""
+        """Return the schema of the workload's keys and values."""
         return "key binary, value binary"
 
     def reader(self, schema: StructType) -> DataSourceReader:
-        """A reader of prepared rows, or of files."""
+        """Return a reader of prepared rows, or of files."""
         del schema
         files = self.options.get("files")
         return _Files(files.split(",")) if files else _Reader(int(self.options["rows"]), int(self.options["tasks"]))
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceArrowWriter:
-        """A batch writer that does nothing, or sends."""
+        """Return a batch writer that does nothing, or sends."""
         del schema, overwrite
         topic = self.options.get("topic")
         return _Sender(self.options["brokers"], topic) if topic else _Writer()
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamArrowWriter:  # noqa: N802  # Spark's name
-        """A streaming writer that does nothing."""
+        """Return a streaming writer that does nothing."""
         del schema, overwrite
         return _StreamWriter()
 
@@ -75,7 +77,7 @@ class _Reader(DataSourceReader):
 
 
 class _Files(DataSourceReader):
-    """The decoding of Parquet and nothing else: no checksum, no check of what was decoded."""
+    """A reader that only decodes Parquet, without checksums or checks."""
 
     def __init__(self, files: list[str]) -> None:
         self._files = files
@@ -101,7 +103,7 @@ class _Writer(DataSourceArrowWriter):
 
 
 class _Sender(_Writer):
-    """Sends what Spark gives as Arrow, compressed, in records as large as a topic takes by default, and waits."""
+    """A writer that sends Spark's rows as compressed Arrow, in records of the largest default size, and waits."""
 
     def __init__(self, brokers: str, topic: str) -> None:
         self._brokers, self._topic = brokers, topic

@@ -1,4 +1,4 @@
-"""Reading with Spark: a state beside Parquet and Spark's own state store, changes beside Spark's own Kafka source.
+"""Reading with Spark: a state, Parquet and Spark's own state store; changes, and Spark's own Kafka source.
 
 All go to Spark's `noop` sink, every column, in one session of two threads, warm.
 """
@@ -30,15 +30,16 @@ _STATE_STORE = {
         "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
     ),
     "spark.sql.streaming.stateStore.rocksdb.changelogCheckpointing.enabled": "true",
-    # Otherwise nothing is in its snapshots yet, and its reader replays every change.
+    # Without this its snapshots are empty, and its reader replays every change.
     "spark.sql.streaming.stateStore.minDeltasForSnapshot": "2",
     "spark.sql.streaming.stateStore.maintenanceInterval": "1s",
 }
 
 
 def spark_state(setting: Setting) -> list[Figure]:
-    """A state of all keys with the default slices, beside the Parquet of the same run, and the same rows as the state
-    of a stateful query.
+    """Measure reading a state of all keys with the default slices.
+
+    The baselines are the Parquet of the same run, and the same rows as the state of a stateful query.
     """
     found = every_key(setting.keys)
     with (
@@ -72,7 +73,7 @@ def spark_state(setting: Setting) -> list[Figure]:
 
 
 def spark_changes(setting: Setting) -> list[Figure]:
-    """Every committed change of a log, beside as many records of a topic through Spark's Kafka source."""
+    """Measure reading every committed change of a log, and as many records of a topic by Spark's Kafka source."""
     count = setting.scaled(0.4)
     found = batches(count, setting.keys)
     with (
@@ -95,13 +96,14 @@ def spark_changes(setting: Setting) -> list[Figure]:
 
 
 def read(frame: DataFrame) -> None:
-    """All columns of all rows, to nowhere."""
+    """Read all columns of all rows, and drop them."""
     frame.write.format("noop").mode("overwrite").save()
 
 
 def _stateful_query(spark: SparkSession, found: list[pa.RecordBatch], directory: Path) -> Path:
-    """The checkpoint of a query that keeps the same keys and values: two batches, then a few small ones, until its
-    snapshots are taken.
+    """Return the checkpoint of a query with the same keys and values as state.
+
+    It runs two batches, then a few small ones until its snapshots are taken.
     """
     for name, value in _STATE_STORE.items():
         spark.conf.set(name, value)

@@ -1,7 +1,7 @@
-"""A Spark session for benchmarks, and our source and sink on it.
+"""A Spark session for benchmarks, with statelog's source and sink.
 
 The session has two threads, Spark's own Kafka connector, and a JVM that optimises as a user's does. The connector is a
-set of versions that work together, not one release: `CONNECTOR` names it, and the run says so.
+set of versions that work together, not one release: `CONNECTOR` names it, and the run prints it.
 """
 
 import os
@@ -30,7 +30,7 @@ _SETTINGS = {
 
 @contextmanager
 def spark_session(master: str = "local[2]") -> Generator[SparkSession]:
-    """A session whose workers run this interpreter, with this path."""
+    """Yield a session whose workers run this interpreter with this path."""
     os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
     os.environ["PYTHONPATH"] = os.pathsep.join(path for path in sys.path if path)
     builder = SparkSession.builder.master(master).appName("statelog-bench")
@@ -45,7 +45,7 @@ def spark_session(master: str = "local[2]") -> Generator[SparkSession]:
 
 
 def options_of(setting: Setting, log: Log) -> dict[str, str]:
-    """The options that name a log of a benchmark."""
+    """Return the options that name a benchmark's log."""
     return {
         "log": log.name,
         "root": str(setting.root),
@@ -55,10 +55,10 @@ def options_of(setting: Setting, log: Log) -> dict[str, str]:
 
 
 def our_reader(spark: SparkSession, setting: Setting, log: Log) -> DataFrameReader:
-    """`spark.read.format("statelog")` of a log of a benchmark."""
+    """Return `spark.read.format("statelog")` for a benchmark's log."""
     return spark.read.format("statelog").options(**options_of(setting, log))
 
 
 def our_writer(writer: DataFrameWriter, setting: Setting, log: Log) -> DataFrameWriter:
-    """`df.write.format("statelog")` to a log of a benchmark."""
+    """Return `df.write.format("statelog")` to a benchmark's log."""
     return writer.format("statelog").options(**options_of(setting, log), writerId="bench").mode("append")

@@ -1,6 +1,6 @@
-"""Writing with Spark: exactly once to a log, beside Spark's own Kafka sink, which writes at least once.
+"""Writing with Spark: exactly once to a log, and by Spark's own Kafka sink, which writes at least once.
 
-The rows come from Parquet, in one session of two threads; a scan of them alone is a fraction of either.
+The rows come from Parquet, in one session of two threads; a scan of them alone takes a fraction of either.
 """
 
 import tempfile
@@ -29,8 +29,10 @@ _FILES = 4
 
 
 def spark_writes(setting: Setting) -> list[Figure]:
-    """Rows of distinct keys, every take a commit: as they are, where the user says that keys are unique; and brought
-    together by key group first, by Spark's shuffle, where statelog checks that no key comes twice.
+    """Measure writing rows of distinct keys, each take in one commit, in two ways.
+
+    In the first the user declares that keys are unique. In the second Spark's shuffle first groups the rows by key
+    group, and statelog checks that no key comes twice.
     """
     with (
         tempfile.TemporaryDirectory() as directory,

@@ -1,7 +1,7 @@
-"""A standby of a table that is seldom written: what it costs while nothing is committed, and how soon it shows what is.
+"""A standby of a table that is seldom written: its cost while nothing is committed, and its delay after a commit.
 
-Beside it is the least that can be known of a ledger: a bare consumer whose fetch waits at the broker. Of a commit that
-has only the ledger's record, which a table's has not: its changes lie in the data topic. CPU is that of this process.
+The floor is a bare consumer of the ledger whose fetch waits at the broker. For a commit it sees only the ledger's
+record, while a table's changes lie in the data topic. CPU time is that of this process.
 """
 
 import time
@@ -31,7 +31,7 @@ _CONSUMER, _RECORD = "floor: a consumer that waits at the broker", "floor: the l
 
 
 def standby_idle(setting: Setting) -> list[Figure]:
-    """CPU of twenty idle seconds, and the time from a commit's begin to its value, of as many rounds."""
+    """Measure the CPU time of twenty idle seconds, and the time from a commit's start to its value, in each round."""
     where = bench_where(setting.bootstrap, setting.root)
     with bench_log(setting.bootstrap, setting.root) as log:
         statelog.table(log.name, where).close()
@@ -63,7 +63,7 @@ def standby_idle(setting: Setting) -> list[Figure]:
 
 @contextmanager
 def _consumer(setting: Setting, log: Log) -> Generator[Consumer]:
-    """One at the end of the ledger."""
+    """Yield a consumer at the end of the ledger."""
     consumer = Consumer(following_properties(client_config({"bootstrap.servers": setting.bootstrap})))
     with closing(consumer):
         consumer.assign([TopicPartition(log.ledger_topic, 0, log.history.end())])
@@ -78,7 +78,7 @@ def _cpu_ms(idle: Callable[[], object]) -> float:
 
 
 def _wait(consumer: Consumer, limit_s: float) -> None:
-    """Wait for a record, as soon as it comes; and look now and then whether it is still wanted, as a standby does."""
+    """Wait for a record, and check now and then whether to stop, as a standby does."""
     end_s = time.monotonic() + limit_s
     while time.monotonic() < end_s:
         message = consumer.poll(_SLICE_S)
@@ -87,7 +87,7 @@ def _wait(consumer: Consumer, limit_s: float) -> None:
 
 
 def _shown_s(setting: Setting, log: Log, see: Callable[[bytes], object]) -> list[float]:
-    """Commit by an owner of the table, at odd moments, until each is seen; return how long that took."""
+    """Commit as the table's owner, at irregular moments, and return the time until each commit is visible."""
     random, took = Random(setting.rounds), list[float]()
     with statelog.table(log.name, bench_where(setting.bootstrap, setting.root)) as table:
         time.sleep(_SETTLED_S)

@@ -1,8 +1,8 @@
-"""Commits of a table while its loop runs: get and put of every change, `commit_async` behind every thousandth.
+"""Commits of a table while its loop runs: get and put of every change, `commit_async` after every thousandth.
 
-A commit's time is from its call to its outcome, for which the loop looks behind every hundred changes; its pause is
-what the call itself takes of the loop: turning changes into Arrow, sending them, and applying what has become history.
-Beside both is a Kafka transaction of the same changes, for which a plain loop waits.
+A commit's time is from its call to its outcome, which the loop checks after every hundred changes. Its pause is the
+time of the call itself: turning changes into Arrow, sending them, and applying earlier commits. The baseline of both is
+a Kafka transaction of the same changes, for which a plain loop waits.
 """
 
 import tempfile
@@ -29,7 +29,7 @@ _TRANSACTION = "one Kafka transaction"
 
 
 def table_commit(setting: Setting) -> list[Figure]:
-    """Measure milliseconds, p50 and p99, of both backends."""
+    """Measure the milliseconds, p50 and p99, of both backends."""
     few = pairs(batches(setting.scaled(0.25), setting.keys))
     commits, pauses = defaultdict[str, list[float]](list), defaultdict[str, list[float]](list)
     transactions: list[float] = []
@@ -65,7 +65,7 @@ def _table(setting: Setting, kind: str, few: Pairs) -> tuple[list[float], list[f
 
 
 def _loop(state: Table[bytes, bytes], few: Pairs) -> tuple[list[float], list[float]]:
-    """Seconds of each commit, and of its call."""
+    """Return the seconds of each commit, and of its call."""
     under_way: deque[tuple[float, Pending[LastCommit]]] = deque()
     commits: list[float] = []
     pauses: list[float] = []

@@ -1,18 +1,21 @@
 """The loop of a table: get and put of every record, a commit every second; over an input topic, and over memory.
 
-Beside it Quix Streams' and Kafka Streams' state in RocksDB with its changelog, committed every second: what a user of
-each would write, in a process of its own. Over the topic, of eight partitions, reading it is part of the loop, and
-Kafka Streams has two stream threads. A `worker` is what they are: a member of a group with a state for each partition,
-message by message; the loop with one table for all of them is what is left without a group. Over memory only the state
-works, and Quix's is called as its application calls it; Kafka Streams has no such way in. Ours is one thread, and
-exactly once; theirs are at-least-once, and once more exactly once over the topic. Kafka Streams has its store in
-memory, too, as a table in a dict has.
+The peers are Quix Streams and Kafka Streams, with their state in RocksDB and its changelog, committed every second.
+Each is the usual program of its users, in a process of its own.
 
-Beside all of them is the same loop with no state, whose calls do nothing: what reading and calling cost by themselves;
-and with two dicts, one for what is not committed and one for what is, and no log: what the memory costs.
+- Over the topic, of eight partitions, reading is part of the loop, and Kafka Streams has two stream threads. A `worker`
+  is the equivalent of the peers: a member of a group with a state for each partition, message by message. The loop with
+  one table for all partitions is the same without a group.
+- Over memory only the state works. Quix's is called as by its application; Kafka Streams has no such interface.
 
-Counted is from the record at a fifth, when JIT compilers and caches are warm, to the last; ours includes the last
-commit. CPU seconds are of the process that holds the state, without the broker's.
+statelog uses one thread, and is exactly once. The peers are at-least-once, and over the topic also exactly once. Kafka
+Streams also runs with its store in memory, like a table in a dict.
+
+The floors are the same loop without state, whose calls do nothing: the cost of reading and calling; and with two dicts,
+one for uncommitted and one for committed changes, without a log: the cost of memory.
+
+The measurement runs from the record at a fifth, when JIT compilers and caches are warm, to the last. statelog's
+includes the last commit. CPU seconds are those of the process that holds the state, without the broker's.
 """
 
 import tempfile
@@ -44,23 +47,23 @@ _BATCH = 1000
 
 
 class _NoState:
-    """Takes what a table takes, and keeps nothing."""
+    """A table that stores nothing."""
 
     def get(self, key: bytes) -> bytes | None:
-        """Nothing."""
+        """Return None."""
 
     def put(self, key: bytes, value: bytes) -> None:
-        """Nothing."""
+        """Do nothing."""
 
     def commit_every(self, interval_s: float, progress: Mapping[str, int]) -> None:
-        """Nothing."""
+        """Do nothing."""
 
     def commit(self, progress: Mapping[str, int]) -> None:
-        """Nothing."""
+        """Do nothing."""
 
 
 class _TwoDicts(_NoState):
-    """Keeps the state, and nothing that a restart could find."""
+    """A table that stores the state in memory only."""
 
     def __init__(self) -> None:
         self._state: dict[bytes, bytes] = {}
@@ -68,7 +71,7 @@ class _TwoDicts(_NoState):
         self._committed_s = time.perf_counter()
 
     def get(self, key: bytes) -> bytes | None:
-        """The value of a key."""
+        """Return the value of a key."""
         value = self._changed.get(key)
         return self._state.get(key) if value is None else value
 
@@ -77,19 +80,19 @@ class _TwoDicts(_NoState):
         self._changed[key] = value
 
     def commit_every(self, interval_s: float, progress: Mapping[str, int]) -> None:
-        """Move what was changed to the state."""
+        """Move the changes to the state, if the interval has passed."""
         if time.perf_counter() - self._committed_s >= interval_s:
             self.commit(progress)
 
-    def commit(self, progress: Mapping[str, int]) -> None:  # noqa: ARG002 - nothing is kept
-        """Move what was changed to the state."""
+    def commit(self, progress: Mapping[str, int]) -> None:  # noqa: ARG002 - nothing is stored
+        """Move the changes to the state."""
         self._state.update(self._changed)
         self._changed = {}
         self._committed_s = time.perf_counter()
 
 
 def table_loop(setting: Setting) -> list[Figure]:
-    """Changes a second of both backends, on the clock and by processor seconds, beside each peer."""
+    """Measure changes per second of both backends and of each peer, on the clock and by CPU time."""
     few = pairs(batches(setting.scaled(0.2), setting.keys))
     count, warm = len(few), len(few) // 5
     ours = {
@@ -126,7 +129,7 @@ def _figures(
 
 @contextmanager
 def _table(setting: Setting, kind: str) -> Generator[Table[bytes, bytes] | _NoState]:
-    """A new one, deleted at the end."""
+    """Yield a new table, and delete it at the end."""
     if kind in (_NO_STATE, _NO_LOG):
         yield _NoState() if kind == _NO_STATE else _TwoDicts()
         return
@@ -139,7 +142,7 @@ def _table(setting: Setting, kind: str) -> Generator[Table[bytes, bytes] | _NoSt
 
 
 def _over_topic(state: Table[bytes, bytes] | _NoState, topic: PlainTopic, count: int, warm: int) -> Cost:
-    """The loop of a good user: batches of records, and the offsets behind them as the table's progress."""
+    """Run a good user's loop: batches of records, with the next offsets as the table's progress."""
     consumer, get, put = topic.consumer(), state.get, state.put
     offsets: dict[str, int] = {}
     seen, clock = 0, None
@@ -161,7 +164,7 @@ def _over_topic(state: Table[bytes, bytes] | _NoState, topic: PlainTopic, count:
 
 
 def _worker(setting: Setting, kind: str, topic: PlainTopic, count: int, warm: int) -> Cost:
-    """What a user of the peers would write: `commit_every` behind each message, as the guide has it."""
+    """Run the program of a user of the peers: `commit_every` after each message, as in the guide."""
     name = f"bench-{uuid.uuid4().hex[:12]}"
     where = bench_where(setting.bootstrap, setting.root)
     seen, clock = 0, _Clock()
@@ -186,7 +189,7 @@ def _worker(setting: Setting, kind: str, topic: PlainTopic, count: int, warm: in
 
 
 def _over(state: Table[bytes, bytes] | _NoState, few: Pairs, warm: int) -> Cost:
-    """The same, of what is in memory; `commit_every` behind each change, as the guide has it."""
+    """Run the same loop over changes in memory, with `commit_every` after each, as in the guide."""
     get, put, commit_every = state.get, state.put, state.commit_every
     clock = _Clock()
     for offset, (key, value) in enumerate(few):
@@ -200,11 +203,11 @@ def _over(state: Table[bytes, bytes] | _NoState, few: Pairs, warm: int) -> Cost:
 
 
 class _Clock:
-    """Of this process, from when it is made."""
+    """Measures this process from the clock's construction on."""
 
     def __init__(self) -> None:
         self._started_s, self._started_cpu_s = time.perf_counter(), time.process_time()
 
     def cost(self) -> Cost:
-        """What it took up to now."""
+        """Return the cost so far."""
         return Cost(wall_s=time.perf_counter() - self._started_s, cpu_s=time.process_time() - self._started_cpu_s)

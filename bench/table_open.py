@@ -1,8 +1,8 @@
-"""A table's cold open, without a local directory: to its first commit, and what a get costs from then on.
+"""A table's cold open, without a local directory: the time to its first commit, and of gets from then on.
 
-On a snapshot of `--keys` keys and a short tail, on a local store, and on one whose network is simulated: 30 ms a
-request and 100 MB/s for the whole process. Beside it is a table that recovers all of the state first. A cold get is the
-first of a key, read from the snapshot; a warm one is the second of the same key.
+The table has a snapshot of `--keys` keys and a short tail, on a local store, and on one with a simulated network: 30 ms
+a request and 100 MB/s for the whole process. The baseline is a table that first recovers the whole state. A cold get is
+the first get of a key, from the snapshot; a warm get is the second one of the same key.
 """
 
 import tempfile
@@ -29,7 +29,7 @@ _GETS = 200
 
 
 def table_open(setting: Setting) -> list[Figure]:
-    """Seconds to the first commit, and milliseconds of gets, for each backend and store."""
+    """Measure the seconds to the first commit, and the milliseconds of gets, for each backend and store."""
     figures: list[Figure] = []
     with tempfile.TemporaryDirectory() as scratch, bench_log(setting.bootstrap, setting.root) as log:
         bulk_append(log, every_key(setting.keys), commits=10)
@@ -64,7 +64,7 @@ def _figures(setting: Setting, log: Log, store: Store | None, kind: str, place: 
 def _open(
     setting: Setting, log: Log, store: Store | None, kind: str, loading: str, gets: tuple[list[float], list[float]]
 ) -> Cost:
-    """One cold open and first commit; on demand, gets of some keys behind it."""
+    """Return the cost of one cold open and first commit; if loading on demand, then get some keys."""
     with tempfile.TemporaryDirectory() as scratch:
         opened: list[Table[bytes, bytes]] = []
 

@@ -1,8 +1,8 @@
 """A table's restart after SIGKILL, in the middle of its loop: with its local directory, and without.
 
-A process of its own opens the table on a state of `--keys` keys, and puts and commits as fast as it can until it is
-killed. The clock covers `statelog.table` in the next life, clients included, and its first commit of a change. Beside
-it is the same without the directory: all of the state is recovered from a snapshot.
+A separate process opens the table on a state of `--keys` keys, and puts and commits as fast as it can until it is
+killed. The clock covers the next `statelog.table`, including its clients, and its first commit of a change. The
+baseline is the same without the directory: the whole state is recovered from a snapshot.
 """
 
 import shutil
@@ -26,7 +26,7 @@ _STEPS = ("open", "first commit")
 
 
 def table_restart(setting: Setting) -> list[Figure]:
-    """Seconds to open, and up to the first commit."""
+    """Measure the seconds of the open, and up to the first commit."""
     kept: list[tuple[Cost, Cost]] = []
     anew: list[tuple[Cost, Cost]] = []
     with tempfile.TemporaryDirectory() as scratch, bench_log(setting.bootstrap, setting.root) as log:
@@ -52,7 +52,7 @@ def table_restart(setting: Setting) -> list[Figure]:
 
 
 def _restart(setting: Setting, name: str, home: Path) -> tuple[Cost, Cost]:
-    """What opening costs, and opening up to the first commit."""
+    """Return the cost of the open, and of the open up to the first commit."""
     opened: list[Table[bytes, bytes]] = []
     opening = costed(lambda: opened.append(open_table(setting, name, _KIND, home)))
     with opened[0] as state:

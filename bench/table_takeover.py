@@ -1,8 +1,8 @@
-"""A takeover by a standby, from `promote` to the first acknowledged commit, beside opening the table without one.
+"""A takeover by a standby, from `promote` to the first acknowledged commit, and an open of the table without a standby.
 
-The owner is a process that puts and commits as fast as it can until it is killed; the standby follows meanwhile. Where
-it is behind, it is promoted right after the kill, and what the owner had committed last is still to be read. Where it
-is level, it has read that before: as behind any owner that leaves it the time to.
+The owner is a process that puts and commits as fast as it can until it is killed; the standby follows meanwhile. A
+standby that is behind is promoted right after the kill, and still has to read the owner's last commits. A standby that
+is level has read them before, as usual behind a slower owner.
 """
 
 import tempfile
@@ -23,7 +23,7 @@ __all__ = ["table_takeover"]
 
 
 def table_takeover(setting: Setting) -> list[Figure]:
-    """Seconds of both backends."""
+    """Measure the seconds of both backends."""
     figures: list[Figure] = []
     for kind in BACKENDS:
         promoted: dict[str, list[Cost]] = {"level": [], "behind": []}
@@ -54,7 +54,7 @@ def _standby(setting: Setting, name: str, kind: str, home: Path) -> Standby[byte
 
 
 def _cost(become: Callable[[], Table[bytes, bytes]]) -> Cost:
-    """Of becoming the owner, up to the first commit."""
+    """Return the cost of becoming the owner, up to the first commit."""
     owners: list[Table[bytes, bytes]] = []
 
     def take_over() -> None:

@@ -1,4 +1,4 @@
-"""Tables for the benchmarks, and a process in which one lives until it is killed."""
+"""Tables for the benchmarks, and a process that uses one until it is killed."""
 
 import multiprocessing
 import time
@@ -28,7 +28,7 @@ def open_table(
     store: Store | None = None,
     settings: TableSettings | None = None,
 ) -> Table[bytes, bytes]:
-    """The table of a log of a benchmark; `home` is the directory of one in RocksDB."""
+    """Open the table of a benchmark's log; `home`: the directory of a table in RocksDB."""
     where = bench_where(setting.bootstrap, setting.root)
     return table(
         name,
@@ -40,14 +40,14 @@ def open_table(
 
 
 def first_commit(state: Table[bytes, bytes]) -> None:
-    """Of one change."""
+    """Commit one change."""
     state.put(b"first", b"change")
     state.commit(state.progress)
 
 
 def live(setting: Setting, name: str, kind: str, home: Path) -> None:
-    """One life of a table, in a process of its own: it puts and commits as fast as it can, and is killed a second after
-    its first commit.
+    """Run a table in a process of its own, which puts and commits as fast as it can. Kill it a second after its first
+    commit.
     """
     context = multiprocessing.get_context("spawn")
     ours, theirs = context.Pipe(duplex=False)

@@ -1,7 +1,7 @@
-"""Workload W: 5,000,000 puts over 1,000,000 keys; 16-byte keys, 100-byte values of which half compresses.
+"""Workload W: 5,000,000 puts over 1,000,000 keys; 16-byte keys, 100-byte values, half of which compresses.
 
-Made from a seed, in Arrow batches, before any clock runs. Keys are `key-` and twelve digits, of which eight bytes
-differ at most: the kind that is sorted fastest. `KINDS` has others.
+Made from a seed, in Arrow batches, before any clock runs. Keys are `key-` and twelve digits; at most eight bytes
+differ, which makes them the fastest to sort. `KINDS` has others.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 __all__ = ["KINDS", "USUAL_KEYS", "Keys", "Pairs", "batches", "binary", "every_key", "keys_of", "pairs"]
 
 Pairs = list[tuple[bytes, bytes]]
-"""Keys and values, of bytes."""
+"""Keys and values as bytes."""
 Keys = Callable[[NDArray[np.int64]], pa.Array]
 """Makes the keys of these numbers."""
 USUAL_KEYS = "`key-` and 12 digits"
@@ -38,7 +38,7 @@ def every_key(keys: int, batch_rows: int = 100_000) -> list[pa.RecordBatch]:
 
 
 def pairs(found: list[pa.RecordBatch]) -> Pairs:
-    """The same as Python objects, for what works change by change."""
+    """Return the same changes as Python objects."""
     return [
         pair
         for batch in found
@@ -61,12 +61,12 @@ def _batch(ids: NDArray[np.int64], rng: np.random.Generator, of: Keys) -> pa.Rec
 
 
 def keys_of(ids: NDArray[np.int64]) -> pa.Array:
-    """The keys of these numbers."""
+    """Return the keys of these numbers."""
     return binary(_key_matrix(ids))
 
 
 def _key_matrix(ids: NDArray[np.int64]) -> NDArray[np.uint8]:
-    """`key-` and twelve decimal digits, as a matrix of bytes."""
+    """Return `key-` and twelve decimal digits for each number, as a matrix of bytes."""
     matrix = np.empty((len(ids), _KEY_BYTES), np.uint8)
     matrix[:, :4] = np.frombuffer(b"key-", np.uint8)
     rest = ids.copy()
@@ -77,7 +77,7 @@ def _key_matrix(ids: NDArray[np.int64]) -> NDArray[np.uint8]:
 
 
 def _random_matrix(ids: NDArray[np.int64]) -> NDArray[np.uint8]:
-    """Sixteen bytes of each number, of which no bit follows from another: two words of SplitMix64."""
+    """Return sixteen pseudo-random bytes for each number: two words of SplitMix64."""
     word = np.stack([2 * ids, 2 * ids + 1], axis=1).astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15)
     for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
         word = (word ^ (word >> np.uint64(shift))) * np.uint64(factor)
@@ -85,7 +85,7 @@ def _random_matrix(ids: NDArray[np.int64]) -> NDArray[np.uint8]:
 
 
 def _hex_matrix(ids: NDArray[np.int64]) -> NDArray[np.uint8]:
-    """The same bytes as 32 hexadecimal digits."""
+    """Return the same bytes as 32 hexadecimal digits."""
     data, digits = _random_matrix(ids), np.frombuffer(b"0123456789abcdef", np.uint8)
     return digits[np.stack([data >> 4, data & 15], axis=2)].reshape(len(ids), 32)
 
@@ -114,7 +114,7 @@ def _repeated(text: bytes, ids: NDArray[np.int64]) -> NDArray[np.uint8]:
 
 
 def binary(matrix: NDArray[np.uint8]) -> pa.Array:
-    """Each row of a matrix of bytes as one value."""
+    """Return each row of a matrix of bytes as one value."""
     rows, width = matrix.shape
     offsets = np.arange(0, (rows + 1) * width, width, dtype=np.int32)
     data = pa.py_buffer(matrix.tobytes())

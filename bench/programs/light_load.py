@@ -1,10 +1,10 @@
-"""One process of `python -m bench light`: get and put of every record of a topic that brings few, a commit a second.
+"""One process of `python -m bench light`: get and put of every record of a slow topic, with a commit a second.
 
     python light_load.py WHO BOOTSTRAP ROOT TOPIC WARM_S SECONDS
 
-Prints the seconds on the clock and of the processors, and how many threads there are, counted from WARM_S on. WHO is
-`ours`, a worker; `plain`, a client that keeps a dict and sends a record for each partition a second; or, in an
-environment that has `quixstreams`, `quix` or `quix-exactly-once`.
+Prints the seconds on the clock, the CPU seconds and the number of threads, from WARM_S on. WHO is `ours`, a worker, or
+`plain`, a client that fills a dict and sends a record for each partition a second. In an environment that has
+`quixstreams` it may also be `quix` or `quix-exactly-once`.
 """
 
 import importlib
@@ -20,7 +20,7 @@ from typing import Any
 
 
 def main(who: str, bootstrap: str, root: str, topic: str, warm_s: float, seconds: float) -> None:
-    """Run until it has been measured."""
+    """Run until the measurement ends."""
     threading.Thread(target=_measure, args=(warm_s, seconds), daemon=True).start()
     if who == "ours":
         _ours(bootstrap, root, topic)
@@ -39,7 +39,7 @@ def _measure(warm_s: float, seconds: float) -> None:
         "cpu_s": time.process_time() - cpu_s,
         "threads": threading.active_count(),
     }
-    with suppress(OSError):  # Linux alone shows those of the client, too.
+    with suppress(OSError):  # Only Linux shows the client's own threads.
         found["threads"] = len(list(Path("/proc/self/task").iterdir()))
     print(json.dumps(found), flush=True)
     os._exit(0)

@@ -1,11 +1,11 @@
-"""Quix Streams' share of `python -m bench table-loop`: get and put of every record of a topic in its state.
+"""Quix Streams' part of `python -m bench table-loop`: get and put of every record of a topic in its state.
 
     python quix_loop.py BOOTSTRAP TOPIC RECORDS WARM DIRECTORY WHAT GUARANTEE
 
-Runs in an environment of its own, which has `quixstreams` and not this project: the two want other confluent-kafkas.
-Prints the seconds, on the clock and of the processors, from the record number `warm` on. WHAT is `topic`: an
-application over the topic, up to its last record; or `state`: the records are in memory, and get, put and commit of the
-state are called as an application calls them, last commit included. GUARANTEE is `at-least-once` or `exactly-once`.
+Runs in an environment with `quixstreams` and without this project: they need different versions of confluent-kafka.
+Prints the seconds on the clock and the CPU seconds from record number `warm` on. WHAT is `topic`: an application over
+the topic, up to its last record; or `state`: the records are in memory, and get, put and commit of the state are called
+as by an application, including the last commit. GUARANTEE is `at-least-once` or `exactly-once`.
 
 The state is in RocksDB with its changelog topic, and is committed every second. Values are bytes: JSON would be slower.
 """
@@ -21,20 +21,20 @@ _BATCH = 1000
 
 
 class Clock:
-    """Counts records, and prints what they took from the one at `warm` on."""
+    """Counts records, and prints the time from record `warm` on."""
 
     def __init__(self, warm: int) -> None:
         self.seen = 0
         self._warm = warm
 
     def step(self) -> None:
-        """One more record."""
+        """Count one more record."""
         self.seen += 1
         if self.seen == self._warm:
             self._started_s, self._started_cpu_s = time.perf_counter(), time.process_time()
 
     def show(self) -> None:
-        """As one line of JSON."""
+        """Print one line of JSON."""
         wall_s, cpu_s = time.perf_counter() - self._started_s, time.process_time() - self._started_cpu_s
         print(json.dumps({"wall_s": wall_s, "cpu_s": cpu_s}), flush=True)
 
@@ -73,7 +73,7 @@ def main(bootstrap: str, topic: str, records: int, warm: int, directory: str, wh
             state.set_bytes("v", value)
             clock.step()
             if not clock.seen % _BATCH:
-                context.commit_checkpoint()  # If its time has come.
+                context.commit_checkpoint()  # If it is due.
         context.commit_checkpoint(force=True)
         clock.show()
         os._exit(0)
