@@ -27,7 +27,7 @@ from statelog.schemas.snapshot.retention import (
     RetentionPolicy,
     condemned,
     dropped_numbers,
-    kept_numbers,
+    retained_numbers,
     superseded_times,
     truncation_floor,
 )
@@ -205,7 +205,7 @@ def _publish(world: ManifestWorld, base: Stored | None, runs: Sequence[RunRef], 
     listed = {number: stored.put_s for number, stored in world.manifests.items()}
     superseded = superseded_times(listed, mine.number, world.now_s)
     leases = [] if world.off == "lease" else world.live_leases()
-    kept = kept_numbers(superseded, world.policy, leases, world.now_s)
+    kept = retained_numbers(superseded, world.policy, leases, world.now_s)
     keeps = [world.manifests[number].manifest for number in kept if number in world.manifests]
     doomed = condemned(world.listing(), mine, keeps, world.expired_leases())
     if not world.holds(mine):
@@ -404,7 +404,7 @@ def _drop_kept(listed: Iterable[int], _kept: object, own: int) -> tuple[int, ...
 @pytest.mark.parametrize(
     ("decision", "wrong"),
     [
-        ("kept_numbers", _keep_one),
+        ("retained_numbers", _keep_one),
         ("condemned", _condemn_kept),
         ("condemned", _condemn_own),
         ("truncation_floor", _floor_of_newest),

@@ -48,8 +48,8 @@ from statelog.schemas.snapshot.retention import (
     Floor,
     condemned,
     dropped_numbers,
-    kept_numbers,
     pinned_at,
+    retained_numbers,
     superseded_times,
     truncation_floor,
 )
@@ -178,7 +178,7 @@ def plan_cleanup(
     leases = list_leases(log.store, [info for info in files if info.path.startswith("leases/")])
     live = living(leases, now_s, settings.lease_cap_s)
     held = [one.lease for one in live]
-    kept = kept_numbers(superseded_times(put_s, own.number, now_s), settings.retention, held, now_s)
+    kept = retained_numbers(superseded_times(put_s, own.number, now_s), settings.retention, held, now_s)
     subscriptions = list_subscriptions(log.store, listed=files)
     if holds := claims_of(log, live, subscriptions):
         others = verified.manifests(log.manifests, listed, listed.keys() - kept)

@@ -19,9 +19,9 @@ from statelog.schemas.snapshot.manifest import Manifest
 from statelog.schemas.snapshot.retention import (
     Bound,
     bounds_of,
-    kept_numbers,
     lowest_bounds,
     pinned_at,
+    retained_numbers,
     superseded_times,
 )
 
@@ -171,7 +171,7 @@ class _Snapshots:
 
     def _frees(self, number: int, since_s: float | None) -> str:
         policy, newest = self.settings.retention, sorted(self.superseded_s)
-        kept = kept_numbers(self.superseded_s, policy, self.leases, self.now_s)
+        kept = retained_numbers(self.superseded_s, policy, self.leases, self.now_s)
         if number in newest[-policy.keep :]:
             rounds = policy.keep - (len(newest) - 1 - newest.index(number))
             return f"{show_counted(rounds, 'more round')} with something new (keep={policy.keep})"

@@ -198,8 +198,8 @@ def check_identity(log: Log, plan: Plan) -> None:
 def history_schema(change_schema: pa.Schema) -> pa.Schema:
     """Return the columns of committed changes, for changes of `change_schema`.
 
-    They are its key, op (0 put, 1 delete), value and key_group, and the commit's writer, checkpoint, position (right
-    behind it) and timestamp (the broker's, UTC; null if the ledger has none).
+    They are its key, op (0 put, 1 delete), value and key_group, and the commit's writer, checkpoint, position and
+    timestamp. The position is right behind the commit. The timestamp is the broker's, in UTC; null if there is none.
     """
     own = [change_schema.field(name) for name in ("key", "op", "value", "key_group")]
     facts = [("writer", pa.string()), ("checkpoint", pa.int64()), ("position", pa.int64()), ("timestamp", _TIME)]

@@ -11,8 +11,8 @@ whether the ledger still exists, are unknown then.
 Invariants:
 - A planned newest state includes every commit that this process knows of.
 - Nothing is returned before everything listed was read and verified. There is no partial state.
-- If the log is truncated under the plan, or its snapshot is damaged, the recovery starts again with another plan, a
-  bounded number of times.
+- If the log is truncated under the plan, or its snapshot is damaged, the recovery starts again with another plan. It
+  does so a bounded number of times.
 """
 
 import weakref
@@ -218,8 +218,8 @@ class Recovery(Closing):
             rows = recover(log).to_parquet("/tmp/statelog/visits.parquet")
 
         Sorting a tail takes about three times `fold_bytes` of memory, and spills the rest to `spill_directories`.
-        Merging takes a decoded row group of every run, and a dozen row groups of four megabytes read ahead (up to 64 MB
-        in their files). The Kafka and store clients need memory of their own.
+        Merging takes a decoded row group of every run, and a dozen row groups of four megabytes that are read ahead: up
+        to 64 MB in their files. The Kafka and store clients need memory of their own.
 
         The file appears whole or not at all, and replaces an older one. Raises AlreadyExists for a path that is no
         file, ConfigError, StorageFull, Damaged, Unavailable.

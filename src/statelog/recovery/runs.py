@@ -37,8 +37,8 @@ class RunOpener(Closing):
     Without `settings` there is no cache. It has one owner at a time, can be held again after `close`, and open readers
     stay readable.
 
-    On a full disk, a full cache or a copy that does not verify, it logs a line and reads the run from the store, where
-    the file may be intact. After a damaged copy, it always reads that run from the store, so that no run fails twice
+    On a full disk, a full cache or a copy that does not verify, it logs a line and reads the run from the store. The
+    file there may be intact. After a damaged copy, it always reads that run from the store, so that no run fails twice
     because of its copies.
     """
 

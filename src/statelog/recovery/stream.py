@@ -14,8 +14,8 @@ for room in memory instead: a slow follower delays truncation like any late read
 Invariants:
 - Portions come in order: the state by (key group, key), an empty portion that completes it, then commits. A commit may
   take several portions. `cursor.is_complete` marks exactly the state of a position.
-- Every portion is verified. The whole tail was verified before the first row of the state is queued, each part of a run
-  before its rows, and all of a commit before its changes.
+- Every portion is verified before it is queued: the whole tail before the first row of the state, each part of a run
+  before its rows, and a whole commit before its changes.
 - Before `cursor.is_complete`, the reader has a part of the state. After an error, `recover(log, resume=cursor)`
   continues from there.
 - If a snapshot fails, the next plan is for the same position, and continues where the last one ended.

@@ -339,7 +339,7 @@ def read_ranges(text: str, what: str) -> tuple[int, ...]:
         if end > MAX_KEY_GROUPS:
             raise ConfigError(f"{what} is {text!r}", hint=f"The highest number is {MAX_KEY_GROUPS - 1}")
         if end <= first:
-            raise ConfigError(f"{what} has an empty range: {part}", hint="The end of a range with a colon is not in it")
+            raise ConfigError(f"{what} has an empty range: {part}", hint="Give a larger end: a colon excludes it")
         found.update(range(first, end))
     if not found:
         raise ConfigError(f"{what} is empty", hint="Leave it out for all of them")

@@ -65,7 +65,7 @@ class Waiver(StrEnum):
     FINITE_RETENTION = "finite-retention"
     """Kafka deletes records by age: a log whose rounds stop for so long loses committed records."""
     TOPIC_IDS = "topic-ids"
-    """The broker gives topics no ids: a recreated topic can only be told by its records."""
+    """The broker gives topics no ids: only the records show that a topic was recreated."""
     CLEARTEXT = "cleartext"
     """The password is sent in clear text: SASL PLAIN without TLS, to a broker on another machine."""
 
@@ -262,7 +262,7 @@ class TruncationMode(StrEnum):
     """The side that deletes records."""
 
     DELETE_RECORDS = "delete-records"
-    """The materializer, once no kept snapshot and no reader needs them."""
+    """The materializer, once no retained snapshot and no reader needs them."""
     RETENTION = "retention"
     """Kafka, by their age, needed or not: rounds have to be faster."""
 

@@ -11,8 +11,8 @@ from statelog.schemas.snapshot.retention import (
     RetentionPolicy,
     condemned,
     dropped_numbers,
-    kept_numbers,
     pinned_at,
+    retained_numbers,
     superseded_times,
     truncation_floor,
 )
@@ -58,9 +58,9 @@ def test_a_slot_that_is_taken_already_keeps_its_own_time() -> None:
 def test_the_newest_the_young_and_the_pinned_are_kept() -> None:
     """The newest two by number, those superseded less than the minimum age ago, and those with a lease."""
     superseded = {1: 100.0, 2: 200.0, 3: 910.0, 4: 950.0, 5: 990.0, 6: None}
-    assert kept_numbers(superseded, POLICY, [], 1000.0) == {3, 4, 5, 6}
-    assert kept_numbers(superseded, POLICY, [], 5000.0) == {5, 6}
-    assert kept_numbers(superseded, POLICY, [_lease(1), _lease(77)], 5000.0) == {1, 5, 6}
+    assert retained_numbers(superseded, POLICY, [], 1000.0) == {3, 4, 5, 6}
+    assert retained_numbers(superseded, POLICY, [], 5000.0) == {5, 6}
+    assert retained_numbers(superseded, POLICY, [_lease(1), _lease(77)], 5000.0) == {1, 5, 6}
 
 
 def test_a_manifest_at_whose_position_somebody_stands_is_kept() -> None:

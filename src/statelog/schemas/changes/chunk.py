@@ -1,8 +1,8 @@
 """Chunks: the Kafka records of the data topic, each a slice of one change set for one partition.
 
 A chunk is a 16-byte prefix (magic, version, checksum of all that follows), the head in Avro's single-object encoding,
-zeros up to a multiple of 8, and the changes: an Arrow record batch as one IPC message, without its schema. See
-`docs/format-chunk.md` for every byte. Only the producer compresses.
+zeros up to a multiple of 8, and the changes. The changes are an Arrow record batch as one IPC message, without its
+schema. See `docs/format-chunk.md` for every byte. Only the producer compresses.
 
 Invariants:
 - A record without the magic is foreign. A listed record with the magic must decode, or it stops the reader.

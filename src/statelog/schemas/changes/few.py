@@ -1,7 +1,7 @@
 """`FewChanges`: the changes of a small commit in plain Python, down to the bytes of a chunk. Pure.
 
-One call of Arrow or numpy takes longer than the whole work on a hundred changes, and a commit over many partitions has
-a chunk of one or two changes in each. Only for opaque values under keys of bytes.
+One call of Arrow or numpy takes longer than the whole work on a hundred changes. A commit over many partitions has a
+chunk of one or two changes in each. Only for opaque values under keys of bytes.
 """
 
 import struct

@@ -1,10 +1,10 @@
 """Key order: which rows are the last change of their key, and the order of rows by (key group, key).
 
 These are the most expensive steps of a round and of a recovery, so keys are not compared one by one. The bits in which
-rows differ (key group first, then the key from its first byte on) are packed into one uint64 with the row's number
-below them. One sort of these numbers, with numpy's vector instructions, orders the rows. Bits that all rows share, such
-as a common prefix, are left out, so most often all others fit. If not, tied rows are compared by their whole keys, and
-the few different ones are sorted by the following bits.
+rows differ are packed into one uint64: key group first, then the key from its first byte on, then the row's number. One
+sort of these numbers, with numpy's vector instructions, orders the rows. Bits that all rows share, such as a common
+prefix, are left out, so most often all others fit. If not, tied rows are compared by their whole keys, and the few
+different ones are sorted by the following bits.
 
 Invariants:
 - The order is the native one: signed longs, bytes, and UTF-8 bytes for strings, within ascending key groups.

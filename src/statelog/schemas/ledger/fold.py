@@ -305,7 +305,7 @@ class LedgerFold:
         return None
 
     def _not_live(self, record: Commit) -> Void:
-        """Return why the epoch is not live. Only a newer Open on its partitions tells fenced from never valid."""
+        """Return why the epoch is not live: fenced, if there is a newer Open on its partitions, else never valid."""
         partitions = {partition for partition, _, _ in record.extents}
         if record.inline is not None:
             partitions |= partitions_in(record.inline.partitions)

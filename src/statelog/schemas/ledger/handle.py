@@ -173,7 +173,7 @@ class Handle:
                 writer=self.writer,
                 handle_base=self.base.id,
                 log_checkpoint=last.id,
-                hint="The log went on without this handle: drop it and resume from last_commit",
+                hint="Drop this handle and resume from last_commit: the log went on without it",
             )
         return replace(self, base=last, steps=self.steps[done[-1] + 1 :])
 

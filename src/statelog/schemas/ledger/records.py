@@ -1,8 +1,8 @@
 """Ledger records: Mark, Open, Commit, Commits, AcceptLoss and Restart as values, and their bytes.
 
-A record is a 16-byte prefix (magic, version, kind, checksum), a fixed head (Commits only), an Avro body, and the
-inline changes of a small commit. The head holds all that validity needs, so a fold of a million commits decodes no
-Avro.
+A record is a 16-byte prefix (magic, version, kind, checksum) and an Avro body. A Commit also has a fixed head before
+the body, and a small one inline changes behind it. The head holds all that validity needs, so a fold of a million
+commits decodes no Avro.
 
 Invariants:
 - A record without our magic is foreign: `decode` returns None, and every reader treats it as void.
@@ -265,7 +265,7 @@ def check_committed(ranges: Iterable[LossRange], committed: Mapping[int, int]) -
     for lost in ranges:
         end = committed.get(lost.partition, 0)
         if not 0 <= lost.start_offset < lost.end_offset <= end:
-            message = "only a non-empty range of committed offsets can be given up"
+            message = "only a non-empty range of committed offsets can be accepted as lost"
             hint = "Take the range from the error that reported the loss"
             raise ConfigError(message, hint=hint, **lost._asdict(), committed_position=end)
 

@@ -1,3 +1,3 @@
-"""Snapshots: manifests, runs, leases, subscriptions, and which of them are kept. Pure."""
+"""Snapshots: manifests, runs, leases, subscriptions, and which of them are retained. Pure."""
 
 __all__: list[str] = []

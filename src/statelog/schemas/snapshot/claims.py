@@ -243,7 +243,7 @@ def superseded_paths(files: Collection[SubscriptionFile]) -> list[str]:
     return sorted(one.path for one in over if one.number < newest[one.reader].subscription.number)
 
 
-# ---- who may write it next
+# ---- the right to write the next file
 
 
 def check_holder(found: Subscription | None, holder_id: str) -> None:
@@ -267,7 +267,7 @@ def check_holder(found: Subscription | None, holder_id: str) -> None:
             reader=found.reader,
             holder=found.holder,
             position=found.position,
-            hint="Use a reader id of its own for each reading; if the other one is gone for good, remove its"
+            hint="Use a reader id of its own for each reading; if the other one will not come back, remove its"
             " subscription with `statelog subscriptions NAME --remove READER`",
         )
 

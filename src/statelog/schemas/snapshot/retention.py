@@ -69,7 +69,7 @@ def superseded_times(put_s: Mapping[int, float], own: int, now_s: float) -> dict
     return {**{older: times[newer] for older, newer in pairwise(numbers)}, numbers[-1]: None}
 
 
-def kept_numbers(
+def retained_numbers(
     superseded_s: Mapping[int, float | None], policy: RetentionPolicy, leases: Iterable[Lease], now_s: float
 ) -> frozenset[int]:
     """Return the manifests of `superseded_s` (see `superseded_times`) to retain. `leases` are the live ones."""
@@ -88,24 +88,24 @@ def pinned_at(manifests: Iterable[Manifest], claims: Iterable[Claim]) -> frozens
     return frozenset(manifest.number for manifest in manifests if manifest.position in positions)
 
 
-def dropped_numbers(listed: Iterable[int], kept: Collection[int], own: int) -> tuple[int, ...]:
+def dropped_numbers(listed: Iterable[int], retained: Collection[int], own: int) -> tuple[int, ...]:
     """Return the manifests, listed before the put, that the winner of slot `own` deletes; oldest first."""
-    return tuple(sorted(number for number in listed if number < own and number not in kept))
+    return tuple(sorted(number for number in listed if number < own and number not in retained))
 
 
 # ---- truncation
 
 
-def truncation_floor(kept: Collection[Manifest], claims: Iterable[Claim]) -> Floor:
+def truncation_floor(retained: Collection[Manifest], claims: Iterable[Claim]) -> Floor:
     """Return the lowest offsets that a retained manifest or a reader's claim still needs.
 
-    `kept` are durable manifests (at least one), read again after the put. A manifest needs every partition, from 0
+    `retained` are durable manifests (at least one), read again after the put. A manifest needs every partition, from 0
     where it has committed nothing. A claim needs only the partitions that it names.
     """
-    if not kept:
+    if not retained:
         raise ConfigError("there is no retained manifest to truncate to")
-    bounds = bounds_of(kept, claims)
-    partitions = sorted({partition for one in kept for partition in one.next_offsets})
+    bounds = bounds_of(retained, claims)
+    partitions = sorted({partition for one in retained for partition in one.next_offsets})
     ledger = min(bounds, key=lambda bound: bound.position)
     lowest = lowest_bounds(bounds, partitions)
     return Floor(
@@ -130,9 +130,9 @@ class Bound:
         return self.next_offsets.get(partition, self.otherwise)
 
 
-def bounds_of(kept: Iterable[Manifest], claims: Iterable[Claim]) -> list[Bound]:
+def bounds_of(retained: Iterable[Manifest], claims: Iterable[Claim]) -> list[Bound]:
     """Return the bounds of retained manifests, then of claims. A claim needs the record below its position, too."""
-    manifests = [Bound(f"manifest {one.number}", one.position, one.next_offsets, 0) for one in kept]
+    manifests = [Bound(f"manifest {one.number}", one.position, one.next_offsets, 0) for one in retained]
     held = (Bound(one.name, max(0, one.position - 1), one.next_offsets, None) for one in claims)
     return [*manifests, *held]
 
@@ -147,13 +147,13 @@ def lowest_bounds(bounds: Collection[Bound], partitions: Iterable[int]) -> dict[
 
 
 def condemned(
-    listing: Iterable[str], own: Manifest, kept: Iterable[Manifest], expired_leases: Iterable[Lease] = ()
+    listing: Iterable[str], own: Manifest, retained: Iterable[Manifest], expired_leases: Iterable[Lease] = ()
 ) -> tuple[str, ...]:
     """Return the files, listed before `own` was put, that no manifest can name once it exists. Sorted.
 
-    `kept` are the other manifests to retain. Unrecognised files are never deleted.
+    `retained` are the other manifests to retain. Unrecognised files are never deleted.
     """
-    named = {run.path for manifest in (own, *kept) for run in manifest.runs}
+    named = {run.path for manifest in (own, *retained) for run in manifest.runs}
     ended = {lease_path(lease.id) for lease in expired_leases}
     return tuple(sorted({path for path in listing if path in ended or (is_run_path(path) and path not in named)}))
 

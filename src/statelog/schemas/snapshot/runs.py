@@ -1,12 +1,12 @@
 """Runs: the layout of changes in one immutable Parquet file. Pure values and decisions; `store` does the I/O.
 
-A run holds the columns `key_group` (uint16), `op` (uint8, 0 = put, 1 = delete), `key` and `value`, sorted by
-(key group, key), one row per key. It is ordinary Parquet, readable without statelog.
+A run holds the columns `key_group` (uint16), `op` (uint8, 0 = put, 1 = delete), `key` and `value`. It has one row per
+key, sorted by (key group, key). It is ordinary Parquet, readable without statelog.
 
 Invariants:
 - A row group holds whole key groups, several small ones together. Only a key group larger than a row group is cut.
-- The index names every byte range of the file (row groups in order, then the footer) with its checksum, and is stored
-  in the manifest. So a reader can verify one row group without fetching the rest.
+- The index in the manifest names every byte range of the file (row groups in order, then the footer) with its checksum.
+  So a reader can verify one row group without fetching the rest.
 """
 
 from collections.abc import Collection, Iterator

@@ -1,8 +1,8 @@
 """Schema resolution: reads values written with another schema, by Avro's rules, on Arrow arrays. Pure.
 
 A resolution names the source of every field of the reader. It follows from the two schemas alone, so it works for every
-value: a rule that could fail on some values (bytes to string, an enum symbol that the reader lacks) is refused when the
-schema is registered, not years later in a merge.
+value. A rule that could fail on some values (bytes to string, a missing enum symbol) is refused when the schema is
+registered, not years later in a merge.
 
 Merges rewrite old values to newer schemas at any time. `compose` serves to refuse a new schema if reading through an
 older one gives another value than reading directly: readers must not observe when a merge ran.

@@ -4,7 +4,7 @@ Schema id 0 means opaque bytes. Every other id names an Avro record schema; its 
 in chunks, runs and results alike. A null in that column is a delete's.
 
 Invariants:
-- A schema that passed `check_compatible` reads every value of every earlier schema, and reads the same value whether or
+- A schema that passed `check_compatible` reads every value of every earlier schema. It reads the same value whether or
   not merges rewrote it to schemas in between.
 - Conversion is by column. Nothing here loops over rows, except `rows_to_struct`, whose input is Python rows.
 - Spark and Delta Lake return the types of a state's columns unchanged, but for times of day: Delta Lake has none, and
