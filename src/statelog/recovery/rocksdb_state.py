@@ -217,8 +217,7 @@ def rocksdb_disk(path: Path, step: str, disk: DiskHook) -> Generator[None]:
 def rocksdb_error(error: Exception, path: Path) -> StatelogError:
     """Return StorageFull or StoreUnavailable for a failure of RocksDB, which is only a text.
 
-    After a failed write on a full disk, RocksDB may only report a later write that it did not try. So the free space is
-    checked, too.
+    On a full disk the text may be of a later write, which was not tried. So the free space is checked, too.
     """
     number = next((number for number in _IN_TEXT if os.strerror(number) in str(error)), errno.EIO)
     if number == errno.EIO:

@@ -53,10 +53,7 @@ class RunOpener(Closing):
         self._distrusted: set[str] = set()
 
     def hold(self) -> None:
-        """Join the log's cache, if there is one. Idempotent.
-
-        Raises ConfigError, StoreUnavailable; a full disk is only a log line.
-        """
+        """Join the log's cache, if any. Idempotent. Raises ConfigError, StoreUnavailable; logs a full disk."""
         self._is_held = True
         try:
             self._cache()

@@ -253,10 +253,9 @@ class Stream(Closing):
     # ---- taking
 
     def take(self, timeout_s: float | None = None) -> Portion | None:
-        """Take the next portion; None at the end (`has_ended`), or if none came in time.
+        """Take the next portion; None at the end (`has_ended`), or if none came in time. The last one is applied then.
 
-        The portion before counts as applied. Raises ClosedError, and the errors of fetching: DataLoss, Damaged,
-        Unavailable, StorageFull.
+        Raises ClosedError, and the errors of fetching: DataLoss, Damaged, Unavailable, StorageFull.
         """
         self._read_ahead.owner.check()
         queue, again = self._read_ahead.queue, None
@@ -309,10 +308,7 @@ class Stream(Closing):
         return self._has_ended
 
     def wait_fetched(self, timeout_s: float | None = None) -> bool:
-        """Wait until the whole state was read, or reading failed. Return False if it takes longer.
-
-        After that, the state needs neither log nor store.
-        """
+        """Wait until the state no longer needs log and store, or reading failed. Return False if it takes longer."""
         return self._ahead.fetched.wait(timeout_s)
 
     def statistics(self) -> SpillStatistics:

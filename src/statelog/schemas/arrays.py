@@ -195,10 +195,7 @@ def _moved(column: pa.Array, order: NDArray[np.int64]) -> pa.Array | None:
 
 
 def fits(batch: pa.RecordBatch, most_bytes: int) -> bool:
-    """Return whether the rows of a batch take at most so many bytes.
-
-    Counting the rows' bytes takes 15 us; the size of the buffers is known at once.
-    """
+    """Return whether a batch's rows take at most so many bytes. The buffers' size is known; counting takes 15 us."""
     return batch.get_total_buffer_size() * _MOST_SHARED <= most_bytes or batch.nbytes <= most_bytes
 
 

@@ -84,10 +84,7 @@ def check_prefix_bytes(prefix_bytes: object, key_type: KeyType) -> None:
 
 
 def key_bytes(key: bytes | str | int, key_type: KeyType) -> bytes:
-    """Return the canonical bytes of a key.
-
-    Raises InvalidChange for another type, a lone surrogate, or a long over 64 bits.
-    """
+    """Return a key's canonical bytes. Raises InvalidChange for another type, a lone surrogate, a long over 64 bits."""
     if key_type is KeyType.BYTES and isinstance(key, bytes):
         return key
     if key_type is KeyType.STRING and isinstance(key, str):

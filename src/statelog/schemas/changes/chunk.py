@@ -153,10 +153,7 @@ def encode_chunk(
 def around(
     epoch: int, nonce: bytes, sqn: int, index: int, value_schema_id: int, witness: Place, key: bytes
 ) -> tuple[bytes, bytes]:
-    """Encode a head's fields before and after its key groups and number of changes: the same in all partitions.
-
-    By hand, in the order of the schema: Avro's encoder takes several times as long for every commit.
-    """
+    """Encode a head's fields around those that differ by partition. By hand: Avro's encoder is several times slower."""
     before = (_HEADS.prefix, long_bytes(epoch), nonce, long_bytes(sqn), long_bytes(index))
     place = (long_bytes(witness.position), long_bytes(witness.last_offset), witness.last_hash)
     seal = _seal(key, epoch, nonce, sqn, index, witness)
@@ -330,10 +327,7 @@ class BatchFrame(NamedTuple):
         )
 
     def message(self, rows: int, nulls: Sequence[int], buffers: Sequence[bytes]) -> bytes:
-        """Return the message of a batch of these buffers, equal to `RecordBatch.serialize`.
-
-        `rows` is at least 1; `nulls` has the number of nulls of each column.
-        """
+        """Return a batch's message, as `RecordBatch.serialize`. `rows` is at least 1; `nulls` are counts by column."""
         metadata = bytearray(self.metadata)
         body: list[bytes | bytearray] = [metadata]
         places, at = list[int](), 0

@@ -305,10 +305,7 @@ class PartitionCheck:
             self._before = None
 
     def add(self, offset: int, head: ChunkHead) -> int:
-        """Take the chunk at a listed offset. Return the number of its commit.
-
-        Raises IncompleteChangeSet if another chunk is listed there.
-        """
+        """Take the chunk at a listed offset; return its commit's number. Raises IncompleteChangeSet for another."""
         single = self._single.pop(offset, None)
         if single is not None:
             origin = self._listed[single]
@@ -325,10 +322,7 @@ class PartitionCheck:
         return progress.origin.commit
 
     def finish(self) -> None:
-        """Raise IncompleteChangeSet unless every listed change set is complete.
-
-        Raises AnchorMismatch if the record before them is missing.
-        """
+        """Raise IncompleteChangeSet if a change set is incomplete, AnchorMismatch if the record before is missing."""
         if self._before is not None:
             raise another_record(self._topic, self._partition, self._before.offset)
         for progress in chain(self._sets, map(self._begun, self._single.values())):

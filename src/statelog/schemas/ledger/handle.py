@@ -216,10 +216,7 @@ class Handle:
 
 @lru_cache(maxsize=64)
 def _about(writer: str, epoch: int, nonce: bytes, identity: LogIdentity) -> bytes:
-    """Encode the start of a handle's record, which is the same in all of an epoch.
-
-    By hand, in the order of the schema: Avro's encoder takes several times as long for every commit.
-    """
+    """Encode the start of a handle's record, once per epoch. By hand: Avro's encoder is several times slower."""
     ids = (identity.cluster_id, identity.data_topic_id, identity.ledger_topic_id)
     return b"".join(
         (_HANDLES.prefix, blob(writer.encode()), long_bytes(epoch), nonce, *(blob(i.encode()) for i in ids))

@@ -113,10 +113,7 @@ class CommitContents(NamedTuple):
         return sum(one.chunks for one in self.handles) + (self.carried is not None)
 
     def amounts(self, partitions: Container[int]) -> tuple[int, int]:
-        """Return the number of changes and bytes of these partitions.
-
-        Inline changes count with an equal share for each of their partitions.
-        """
+        """Return the changes and bytes of these partitions. Inline changes count equally for each of theirs."""
         mine = [entry for handle in self.handles for entry in handle.entries if entry.partition in partitions]
         changes, size_bytes = sum(one.changes for one in mine), sum(one.size_bytes for one in mine)
         if self.carried is None:

@@ -133,10 +133,7 @@ def next_manifest(
 
 
 def restarted_state(state: LedgerState, restarted: int) -> LedgerState:
-    """Return a state without its epochs, right behind the Restart at offset `restarted` of another ledger.
-
-    The first manifest there carries it.
-    """
+    """Return the state of another ledger's first manifest: without epochs, right behind its Restart."""
     return replace(state, position=restarted + 1, live=(), restarted=restarted)
 
 

@@ -84,8 +84,7 @@ def default_array(default: object, kind: ValueType, path: str) -> pa.Array:
 
 
 def fit(column: pa.Array, kind: ValueType, path: str) -> pa.Array:
-    """Convert an array of the same family to the schema's type: integers that fit, large or dictionary strings, records
-    by name.
+    """Convert an array to the schema's type: integers that fit, large or dictionary strings, records by name.
 
     Nulls at the top stay, because they are deletes. Raises InvalidChange.
     """
@@ -369,8 +368,5 @@ def _from_json(default: object, kind: ValueType) -> object:
 
 
 def _items(default: object) -> Iterable[tuple[str, object]]:
-    """Return the pairs of a JSON object. An empty list counts as empty, because existing logs may have one.
-
-    Raises ValueError, TypeError.
-    """
+    """Return a JSON object's pairs. Existing logs may have an empty list instead. Raises ValueError, TypeError."""
     return dict(cast("Mapping[str, object]", default)).items()

@@ -136,10 +136,7 @@ def _too_narrow(schema: ValueSchema) -> str | None:
 
 
 def convert(column: pa.Array, writer: ValueSchema, reader: ValueSchema) -> pa.Array:
-    """Convert a value column from the writer's schema to the reader's. Deletes (nulls) stay null.
-
-    Raises IncompatibleSchema.
-    """
+    """Convert a value column to the reader's schema. Deletes (nulls) stay null. Raises IncompatibleSchema."""
     plan = resolve(reader, writer)
     return column if plan is None or reader.root is None else apply_resolution(plan, column, reader.root)
 
