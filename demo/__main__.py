@@ -2,7 +2,7 @@
 
 The driver of the first query is killed, and both results are compared with a plain fold.
 
-Exit code 0 if every value is right and everything happened that the demo promises, else 1.
+The exit code is 0 if every value is right and everything promised happened, else 1.
 """
 
 import fcntl
@@ -35,8 +35,8 @@ _SCHEMA = Path(__file__).with_name("aircraft.avsc")
 
 
 def main() -> int:
-    """Run the demo once; returns the exit code."""
-    # An end from outside takes the same way out as Ctrl-C: every process that was started is ended.
+    """Run the demo once, and return the exit code."""
+    # SIGTERM ends the demo like Ctrl-C: every started process is ended.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     screen = Screen()
     try:
@@ -127,7 +127,7 @@ def _prove_recovered(screen: Screen, fleet: Fleet, recovered: Recovered) -> None
 
 
 def _prove_followed(screen: Screen, fleet: Fleet, streamed: Streamed) -> None:
-    """Every commit whole and once, and the rows, folded by key, are the same state."""
+    """Check that the second query read every commit whole and once, and that its rows fold to the same state."""
     followed = streamed.followed
     commits = {commit.offset + 1: commit.changes for commit in streamed.commits}
     wrong = faults(followed, commits)
@@ -155,7 +155,7 @@ def _check_truncated(streamed: Streamed, log: LogDescription) -> None:
 
 @contextmanager
 def _created(place: Place) -> Generator[Log]:
-    """A new log; on a broker that is not ours it is deleted at the end."""
+    """Yield a new log; on an external broker, delete it at the end."""
     log = Log.create(
         place.log,
         place.where,
@@ -170,13 +170,13 @@ def _created(place: Place) -> Generator[Log]:
 
 
 def _log_name() -> str:
-    """On a broker of our own there is nothing else; on another one the name must not be anybody's."""
+    """Return the log's name, which is unique on an external broker."""
     return f"flights-{os.urandom(4).hex()}" if os.environ.get(BROKER_VARIABLE) else "flights"
 
 
 @contextmanager
 def _only_one(directory: Path) -> Generator[None]:
-    """One demo at a time in this directory. The system lets go of a dead process's lock."""
+    """Allow one demo at a time in this directory. The system releases the lock of a dead process."""
     directory.mkdir(parents=True, exist_ok=True)
     with (directory / "demo.lock").open("ab") as file:
         try:

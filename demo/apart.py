@@ -1,7 +1,7 @@
 """PySpark's worker daemon, with one difference: every worker is the leader of a session of its own.
 
-Spark's local mode takes its workers down with the driver. On a cluster they run on other machines and live on for a
-while, and a writer that they still serve must do no harm. In sessions of their own they outlive the driver here, too.
+In Spark's local mode, workers die with the driver. On a cluster they run on other machines and outlive it for a while,
+and their writers must do no harm. In sessions of their own they also outlive the driver here.
 """
 
 import os

@@ -1,7 +1,7 @@
 """The demo's Kafka: an embedded broker of its own, or the one that STATELOG_DEMO_BROKER=host:port names.
 
-Never the user's development broker: data and port are its own, and only the released jars are shared. A broker that
-an interrupted demo left behind is found by its note and ended.
+It is never the user's development broker: it has its own data and port, and shares only the released jars. The broker
+of an interrupted demo is found by its note and ended.
 """
 
 import os
@@ -21,7 +21,7 @@ _STOP_TIMEOUT_S = 20.0
 
 @contextmanager
 def demo_broker(directory: Path, on_step: Callable[[str], None]) -> Generator[str]:
-    """Gives host:port of a broker that takes records; one that was started for this is stopped at the end.
+    """Yield host:port of a broker that takes records; stop it at the end if it was started here.
 
     Raises ConfigError, Unavailable, Corrupt, BrokerUnavailable.
     """
@@ -46,7 +46,7 @@ def demo_broker(directory: Path, on_step: Callable[[str], None]) -> Generator[st
 
 
 def end_left_over(directory: Path) -> None:
-    """End the broker of an earlier run that was killed, if it still lives."""
+    """End the broker of an earlier, killed run, if it still lives."""
     left = dev.read_running(directory)
     if left is not None:
         process.end(left.process_id, _STOP_TIMEOUT_S)

@@ -1,11 +1,11 @@
 """The Spark driver as a process that the demo starts, kills in the middle of a batch, and starts again.
 
-"The driver" is two processes: Python and its JVM. The JVM's children are worker daemons, and theirs are the workers;
-those are left alone by the kill, so they become orphans.
+"The driver" is two processes: Python and its JVM. The JVM's children are worker daemons, whose children are the
+workers. The kill spares the workers, so they become orphans.
 
-How the kill hits the middle of a batch: when chunks are in the log that no commit lists yet, driver and workers are
-stopped (SIGSTOP), the ledger is read once more, and only if the batch is still open is the driver killed (SIGKILL).
-The orphans stay stopped until the job's next life has committed, and are woken then: as late as a writer can be.
+To hit the middle of a batch, driver and workers are stopped (SIGSTOP) when the log has chunks that no commit lists yet.
+Then the ledger is read again, and the driver is killed (SIGKILL) only if the batch is still open. The orphans stay
+stopped until the restarted job has committed, and are then woken: as late as a writer can be.
 """
 
 import os
@@ -32,7 +32,7 @@ _HUNT_TIMEOUT_S = 120.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Killed:
-    """The kill: what died, what was left, and what was in the log at that moment without belonging to a commit."""
+    """The kill: the processes that died and survived, and the chunks in the log without a commit at that moment."""
 
     driver_pids: tuple[int, ...]
     orphan_pids: tuple[int, ...]
@@ -45,7 +45,7 @@ class Killed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Orphans:
-    """What the orphans did once they were woken, after `asleep_s` seconds: `wrote` chunks and `void_commits`."""
+    """The work of the orphans, which were woken after `asleep_s` seconds: chunks (`wrote`) and `void_commits`."""
 
     pids: tuple[int, ...]
     asleep_s: float
@@ -56,7 +56,7 @@ class Orphans:
 
 
 class SparkDriver:
-    """One life of the job."""
+    """One run of the job."""
 
     def __init__(self, place: Place, life: int) -> None:
         self._log = place.directory / f"spark-driver-{life}.log"
@@ -64,31 +64,31 @@ class SparkDriver:
         self._process = start(command, self._log, child_environment(), stdin=subprocess.DEVNULL)
 
     def has_ended(self) -> bool:
-        """Whether it ended well. Raises DemoFailed if it ended badly."""
+        """Tell whether the job has ended. Raises DemoFailed if it failed."""
         code = self._process.poll()
         if code is not None and code != 0:
             raise DemoFailed(f"the Spark job ended with {code}: {tail(self._log, 8)}\nSee {self._log}")
         return code == 0
 
     def pids(self) -> tuple[int, ...]:
-        """The driver: Python and its JVM."""
+        """Return the driver's processes: Python and its JVM."""
         return (self._process.pid, *children_of([self._process.pid], process_table()))
 
     def worker_pids(self) -> tuple[int, ...]:
-        """The Python workers of the moment that outlive the driver: children of the JVM's children, in own sessions."""
+        """Return the current Python workers: children of the JVM's children, in sessions of their own."""
         table = process_table()
         return tuple(pid for pid in children_of(children_of(self.pids()[1:], table), table) if _leads_session(pid))
 
     @contextmanager
     def held(self) -> Generator[None]:
-        """Stopped, with its workers, for the time of the block."""
+        """Stop the driver and its workers for the time of the block."""
         pids = (*self.pids(), *self.worker_pids())
         stop(pids)
         yield
         resume(pids)
 
     def kill(self) -> None:
-        """SIGKILL to Python and JVM; returns when both are gone."""
+        """Kill Python and JVM, and wait until both have ended."""
         pids = self.pids()
         for pid in pids[1:]:
             _kill(pid)
@@ -97,7 +97,7 @@ class SparkDriver:
         wait_until(lambda: not alive(pids), _END_TIMEOUT_S, "the killed driver does not die")
 
     def end(self) -> None:
-        """End it and its workers, whatever state they are in. For the way out after a failure."""
+        """End the driver and its workers in any state, for the cleanup after a failure."""
         if self._process.poll() is None:
             workers = self.worker_pids()
             self.kill()
@@ -105,19 +105,19 @@ class SparkDriver:
 
 
 def kill_in_mid_batch(driver: SparkDriver, watch: LedgerWatch) -> Killed:
-    """Kill the driver, and only it, while a batch is in the log without its commit."""
+    """Kill the driver alone while a batch is in the log without its commit."""
     attempts = 0
     deadline_s = time.monotonic() + _HUNT_TIMEOUT_S
     while time.monotonic() < deadline_s:
         if driver.has_ended():
             raise DemoFailed("the Spark job ended before it could be killed in the middle of a batch")
-        watch.look()
+        watch.refresh()
         if not watch.in_flight():
             continue
         attempts += 1
         drivers, workers = driver.pids(), driver.worker_pids()
         stop((*drivers, *workers))
-        watch.look()
+        watch.refresh()
         if watch.in_flight() and workers:
             driver.kill()
             return _killed(drivers, workers, watch, attempts)
@@ -139,7 +139,7 @@ def _killed(drivers: tuple[int, ...], workers: tuple[int, ...], watch: LedgerWat
 
 
 def wake_orphans(killed: Killed, watch: LedgerWatch, data_ends: Callable[[], Mapping[int, int]]) -> Orphans:
-    """Let the orphans run on and watch them until they are gone."""
+    """Let the orphans run on, and watch them until they have ended."""
     pids = alive(killed.orphan_pids)
     ends = data_ends()
     asleep_s = time.monotonic() - killed.at_s
@@ -147,7 +147,7 @@ def wake_orphans(killed: Killed, watch: LedgerWatch, data_ends: Callable[[], Map
     resume(pids)
     lived_s = wait_until(lambda: not alive(pids), _END_TIMEOUT_S, "an orphaned worker does not end")
     late = {p: OffsetRange(ends[p], end) for p, end in data_ends().items() if end > ends[p]}
-    watch.look()
+    watch.refresh()
     return Orphans(
         pids=pids,
         asleep_s=asleep_s,
@@ -159,7 +159,7 @@ def wake_orphans(killed: Killed, watch: LedgerWatch, data_ends: Callable[[], Map
 
 
 def end_orphans(pids: tuple[int, ...]) -> None:
-    """Kill workers that are left, for the way out after a failure."""
+    """Kill remaining workers, for the cleanup after a failure."""
     for pid in alive(pids):
         _kill(pid)
 

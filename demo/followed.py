@@ -1,6 +1,6 @@
-"""What the second query kept: rows of its Parquet, checked against the log's commits and folded by key.
+"""The second query's result: rows of its Parquet, checked against the log's commits and folded by key.
 
-The fold and the check are pure; `read_rows` is all that reads.
+The fold and the check are pure; only `read_rows` reads.
 """
 
 import json
@@ -18,7 +18,7 @@ _MOST_FAULTS = 5
 
 
 class Change(NamedTuple):
-    """A row: the change of a key, of the commit right below `position`; or, at the first position, the key's state."""
+    """A row: a key's change in the commit right below `position`; or, at the first position, the key's state."""
 
     position: int
     key: str
@@ -28,9 +28,9 @@ class Change(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Followed:
-    """What the second query kept: rows of the state at `begin_position`, and one for every change behind it.
+    """The second query's result: rows of the state at `begin_position`, and one for every change behind it.
 
-    `lags_s` is how long after each commit that was made while it read it had that commit.
+    `lags_s`: the delay of each commit that was made while it read.
     """
 
     begin_position: int
@@ -39,14 +39,14 @@ class Followed:
 
     @property
     def state_rows(self) -> int:
-        """Rows of the state that it began with."""
+        """The number of rows of its first state."""
         return sum(row.position == self.begin_position for row in self.rows)
 
 
 def read_rows(directory: Path) -> tuple[Change, ...]:
-    """All rows of a directory that Spark's file sink wrote: of the files in the sink's own log, which are whole.
+    """Read all rows that Spark's file sink wrote to a directory: of the files in the sink's own log, which are whole.
 
-    The log's files are lists, and now and then one that holds all before it.
+    The log's files are lists; some contain all earlier ones.
     """
     files: set[Path] = set()
     for entry in (directory / "_spark_metadata").iterdir():
@@ -61,7 +61,7 @@ def read_rows(directory: Path) -> tuple[Change, ...]:
 
 
 def fold_changes(rows: Iterable[Change]) -> dict[str, object]:
-    """The state that the rows leave: the newest row of each key, unless it is a delete."""
+    """Return the state of the rows: the newest row of each key, unless it is a delete."""
     newest: dict[str, Change] = {}
     for row in rows:
         if row.key not in newest or newest[row.key].position < row.position:
@@ -70,8 +70,9 @@ def fold_changes(rows: Iterable[Change]) -> dict[str, object]:
 
 
 def faults(followed: Followed, commits: Mapping[int, int]) -> list[str]:
-    """What is not as it should be, for people: nothing if every commit behind the beginning is there, whole and once,
-    and nothing else is. `commits` are the changes of every valid commit, by the position right behind it.
+    """Return the faults, for people; none if exactly the commits behind the first state are there, whole and once.
+
+    `commits`: the number of changes of every valid commit, by the position right behind it.
     """
     found: list[str] = []
     twice = [key for key, count in Counter((row.position, row.key) for row in followed.rows).items() if count > 1]

@@ -1,7 +1,7 @@
-"""The second query as a process that the demo starts, looks at from outside, and asks to end.
+"""The second query as a process that the demo starts, observes from outside, and asks to end.
 
-What it has read stands in its own checkpoint, which Spark writes whole file by whole file: a micro-batch that is in
-`commits` is in the result, and its place in the log is the last line of its file in `offsets`.
+Its checkpoint tells what it has read; Spark writes it in whole files. A micro-batch in `commits` is in the result, and
+its place in the log is the last line of its file in `offsets`.
 """
 
 import json
@@ -23,14 +23,14 @@ _END_TIMEOUT_S = 120.0
 
 
 class Reached(NamedTuple):
-    """That the second query had all commits below a ledger position, seen at `at_s` on the monotonic clock."""
+    """The second query had all commits below a ledger position, observed at `at_s` on the monotonic clock."""
 
     position: int
     at_s: float
 
 
 class Follower:
-    """The second query. Its process is started by making it; it reads from `begin` on."""
+    """The second query. The constructor starts its process; it reads from `begin` on."""
 
     def __init__(self, place: Place) -> None:
         self._place = place
@@ -42,7 +42,7 @@ class Follower:
         self.reached: list[Reached] = []
 
     def begin(self) -> None:
-        """Let it begin to read."""
+        """Let the query begin to read."""
         assert self._process.stdin is not None, "it was made as a pipe"
         self.has_begun = True
         self._process.stdin.write(b"\n")
@@ -50,22 +50,22 @@ class Follower:
 
     @property
     def position(self) -> int:
-        """It has all commits below this ledger position; 0 before its first micro-batch."""
+        """The ledger position below which it has all commits; 0 before its first micro-batch."""
         return self.reached[-1].position if self.reached else 0
 
-    def look(self) -> None:
-        """See which micro-batches are new. Raises DemoFailed if the process has ended."""
+    def refresh(self) -> None:
+        """Read the new micro-batches. Raises DemoFailed if the process has ended."""
         code = self._process.poll()
         if code is not None:
             raise DemoFailed(self._ended(code))
         self._read_on()
 
     def begin_position(self) -> int:
-        """The position of the state that it began with."""
+        """Return the position of its first state."""
         return int(self._offset(0)["beginPlace"][0])
 
     def finish(self) -> None:
-        """Let it read what is committed by now, and end. Raises DemoFailed if it does not end well and in time."""
+        """Let the query read all commits so far, and end. Raises DemoFailed if it fails or is late."""
         assert self._process.stdin is not None, "it was made as a pipe"
         self._process.stdin.close()
         try:
@@ -77,7 +77,7 @@ class Follower:
         self._read_on()
 
     def end(self) -> None:
-        """Kill it if it still runs. For the way out after a failure."""
+        """Kill the query if it still runs, for the cleanup after a failure."""
         if self._process.poll() is None:
             self._process.kill()
             self._process.wait()

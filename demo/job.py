@@ -1,7 +1,7 @@
-"""The Spark job, in a process of its own: `python -m demo.job PLACE`. This is all that a user would write.
+"""The Spark job, in a process of its own: `python -m demo.job PLACE`. A user's program would be no longer.
 
 A stateful aggregation per aircraft in update mode, and `upsert` for every micro-batch. One slice of the input is one
-micro-batch. Started again on its checkpoint, it goes on where it was; a batch that the log has already is skipped.
+micro-batch. A restart continues from the checkpoint; a batch that the log already has is skipped.
 """
 
 import sys
@@ -16,12 +16,12 @@ from statelog.spark.sink import upsert
 
 __all__ = ["changed_aircraft", "main"]
 
-# Only for this demo: workers that do not notice the driver's death at once, as on other machines of a cluster.
+# Only for this demo: workers that outlive the driver for a while, as on other machines of a cluster.
 _APART = {"spark.python.daemon.module": "demo.apart"}
 
 
 def changed_aircraft(flights: DataFrame) -> DataFrame:
-    """The new state of every aircraft of a micro-batch, ready for the log: key, op, and the fields of the value."""
+    """Return the new state of every aircraft of a micro-batch, for the log: key, op, and the fields of the value."""
     flown = ~F.col("cancelled")
     minutes_late = F.greatest(F.col("minutes_late"), F.lit(0))
     latest = F.max_by(F.struct("flight", "origin", "destination", "scheduled", "cancelled"), "number")
@@ -42,7 +42,7 @@ def changed_aircraft(flights: DataFrame) -> DataFrame:
 
 
 def main(place: Place) -> None:
-    """Run the job until the input is used up."""
+    """Run the job until the end of the input."""
     spark = spark_session("statelog-demo", _APART)
     flights = spark.readStream.schema(SPARK_COLUMNS).option("maxFilesPerTrigger", 1).parquet(str(place.input))
     to_log = upsert(place.log, place.where, writer=WRITER, unique_keys=True)

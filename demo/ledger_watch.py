@@ -1,7 +1,7 @@
-"""Watches the log from outside while the job runs: which commits are valid, which records are void, what is in flight.
+"""Watches the log from outside while the job runs: valid commits, void records, chunks in flight.
 
-Folds the ledger with the same pure fold as every reader. Invariant: it reads every record, because it started before
-the first one and reads faster than the materializer truncates.
+Folds the ledger with the same pure fold as every reader. Invariant: it reads every record, because it starts before the
+first one and reads faster than the materializer truncates.
 """
 
 import time
@@ -21,7 +21,7 @@ _STALL_TIMEOUT_S = 30.0
 
 
 class SeenCommit(NamedTuple):
-    """A valid commit. `at_s` is when it was seen, on the monotonic clock."""
+    """A valid commit. `at_s`: the time of its observation, on the monotonic clock."""
 
     offset: int
     epoch: int
@@ -30,17 +30,17 @@ class SeenCommit(NamedTuple):
 
     @property
     def changes(self) -> int:
-        """Changes that it made part of history."""
+        """The number of its changes."""
         return sum(entry.changes for entry in self.entries)
 
     @property
     def size_bytes(self) -> int:
-        """Bytes of their chunks."""
+        """The size of its chunks."""
         return sum(entry.size_bytes for entry in self.entries)
 
 
 class Chunks(NamedTuple):
-    """Chunks of one epoch that were found in a part of the data topic."""
+    """The chunks of one epoch in a part of the data topic."""
 
     chunks: int
     changes: int
@@ -48,7 +48,7 @@ class Chunks(NamedTuple):
 
 
 class LedgerWatch:
-    """Follows one log. `look` reads on; the attributes say what was seen so far."""
+    """Follows one log. `refresh` reads on; the attributes have the observations so far."""
 
     def __init__(self, log: Log) -> None:
         self._log = log
@@ -59,8 +59,8 @@ class LedgerWatch:
         self.epochs: list[int] = []
         self.voids: list[tuple[int, str]] = []
 
-    def look(self) -> None:
-        """Fold what is new in the ledger."""
+    def refresh(self) -> None:
+        """Fold the new records of the ledger."""
         end = self._log.kafka.offsets(self._log.ledger_topic, [0])[0].end
         if end <= self._fold.position:
             return
@@ -79,13 +79,13 @@ class LedgerWatch:
         self._fold.advance(end)
 
     def in_flight(self) -> dict[int, OffsetRange]:
-        """By partition, what is in the data topic behind the last commit; only partitions that have such records."""
+        """Return the offsets in the data topic behind the last commit, by partition, if there are any."""
         ends = self._log.data_offsets()
         behind = {p: OffsetRange(self._fold.committed_position(p), offsets.end) for p, offsets in ends.items()}
         return {p: offsets for p, offsets in behind.items() if offsets.end > offsets.start}
 
     def chunks_of(self, epoch: int, ranges: Mapping[int, OffsetRange]) -> Chunks:
-        """What a writer of that epoch left in these ranges of the data topic."""
+        """Return the chunks of a writer of this epoch in these ranges of the data topic."""
         chunks = changes = size_bytes = 0
         for record in self._data.read(ranges, stall_timeout_s=_STALL_TIMEOUT_S):
             decoded = decode_head(record.value)
@@ -94,7 +94,7 @@ class LedgerWatch:
         return Chunks(chunks, changes, size_bytes)
 
     def truncated_bytes(self) -> int:
-        """Bytes of committed chunks that lie wholly below the log start of their partition, now."""
+        """Return the bytes of committed chunks that now lie wholly below the log start of their partition."""
         starts = {p: offsets.start for p, offsets in self._log.data_offsets().items()}
         entries = (entry for commit in self.commits for entry in commit.entries)
         return sum(entry.size_bytes for entry in entries if entry.end_offset <= starts[entry.partition])

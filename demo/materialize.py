@@ -1,6 +1,6 @@
-"""The materializer daemon: `statelog materialize` in a process of its own, as an operator would run it, only faster.
+"""The materializer daemon: `statelog materialize` in a process of its own, with short intervals.
 
-Its configuration is a file in the demo's directory, so that nothing of the user's own configuration comes in.
+Its configuration is a file in the demo's directory, so that the user's own configuration has no effect.
 """
 
 import json
@@ -21,13 +21,13 @@ _STOP_TIMEOUT_S = 60.0
 
 
 class MaterializerDaemon:
-    """One daemon. It is started by making it."""
+    """One daemon. The constructor starts it."""
 
     def __init__(self, place: Place) -> None:
         self._log = place.directory / "materializer.log"
         config = place.directory / "statelog.toml"
         config.write_text(_configuration(place), encoding="utf-8")
-        # What the console script `statelog` does, and it works where that was not installed, too.
+        # Equivalent to the console script `statelog`, which may not be installed.
         command = [sys.executable, "-c", "from statelog.cli import main; main()"]
         command += ["materialize", place.log, "--config", str(config)]
         self._process = start(command, self._log, _without_settings(child_environment()), stdin=subprocess.DEVNULL)
@@ -44,7 +44,7 @@ class MaterializerDaemon:
             raise DemoFailed(f"the materializer ended with {code}: {tail(self._log)}\nSee {self._log}")
 
     def stop(self) -> None:
-        """SIGTERM: it finishes the round in flight. Raises DemoFailed if it does not end well and in time."""
+        """Stop the daemon by SIGTERM after its current round. Raises DemoFailed if it fails or is late."""
         self.check()
         self._process.send_signal(signal.SIGTERM)
         try:
@@ -55,14 +55,14 @@ class MaterializerDaemon:
             raise DemoFailed(f"the materializer ended with {code} after SIGTERM: {tail(self._log)}\nSee {self._log}")
 
     def end(self) -> None:
-        """Kill it if it still runs. For the way out after a failure."""
+        """Kill the daemon if it still runs, for the cleanup after a failure."""
         if self._process.poll() is None:
             self._process.kill()
             self._process.wait()
 
 
 def _configuration(place: Place) -> str:
-    """JSON's text and lists of text are TOML's, too."""
+    """Return the configuration as TOML; JSON's strings and lists of strings are TOML's, too."""
     return "\n".join(
         [
             f"bootstrap = {json.dumps(place.bootstrap)}",

@@ -1,6 +1,6 @@
-"""Where the demo's log lives and where its files lie: what the demo's processes tell each other, as one JSON argument.
+"""The place of the demo's log and files, which the demo passes to its processes as one JSON argument.
 
-Everything lies in one directory of the user's cache, apart from the development broker's, and is removed at the start.
+All files are in one directory of the user's cache, next to the development broker's, and are removed at the start.
 """
 
 import json
@@ -37,7 +37,7 @@ class Place:
 
     @property
     def where(self) -> Where:
-        """Where the log is."""
+        """Return the place of the log, for statelog."""
         return Where(self.kafka, self.root, allow_unsafe=ALLOW_UNSAFE, replication_factor=1)
 
     @property
@@ -47,7 +47,7 @@ class Place:
 
     @property
     def input(self) -> Path:
-        """The slices that Spark reads."""
+        """The directory of the slices that Spark reads."""
         return self.directory / "input"
 
     @property
@@ -57,36 +57,36 @@ class Place:
 
     @property
     def followed(self) -> Path:
-        """What the second query keeps."""
+        """The directory of the second query's result."""
         return self.directory / "followed"
 
     @property
     def followed_checkpoint(self) -> Path:
-        """Its own checkpoint."""
+        """The second query's checkpoint."""
         return self.directory / "followed-checkpoint"
 
     def open(self) -> Log:
-        """The log, opened. Raises as `Log.open`."""
+        """Open the log. Raises as `Log.open`."""
         return Log.open(self.log, self.where)
 
     def to_json(self) -> str:
-        """For a child's command line."""
+        """Return the place as JSON for a child's command line."""
         return json.dumps({**asdict(self), "directory": str(self.directory)})
 
     @classmethod
     def from_json(cls, text: str) -> "Place":
-        """From the command line."""
+        """Parse the place from the command line."""
         read = json.loads(text)
         return cls(log=read["log"], bootstrap=read["bootstrap"], directory=Path(read["directory"]))
 
 
 def demo_directory() -> Path:
-    """Beside the development broker's directory, in the user's cache."""
+    """Return the demo's directory, next to the development broker's in the user's cache."""
     return cache_directory().parent / "demo"
 
 
 def fresh_directory(directory: Path) -> None:
-    """Make `directory` empty, but for its lock file."""
+    """Create `directory`, or empty it except for its lock file."""
     directory.mkdir(parents=True, exist_ok=True)
     for path in directory.iterdir():
         if path.is_dir() and not path.is_symlink():
@@ -96,7 +96,7 @@ def fresh_directory(directory: Path) -> None:
 
 
 def child_environment(extra: Mapping[str, str] | None = None) -> dict[str, str]:
-    """The environment of the demo's own processes: this interpreter, with this path, whatever the working directory."""
+    """Return the environment of the demo's own processes: this interpreter and path in any working directory."""
     return {
         **os.environ,
         "PYTHONPATH": os.pathsep.join([str(Path(__file__).resolve().parents[1]), *filter(None, sys.path)]),

@@ -1,6 +1,6 @@
-"""Processes of this machine: who is whose child, and who is stopped. Signals only what it is given by id.
+"""Processes of this machine: their parents and states. Signals only processes that are given by id.
 
-Reads /proc where there is one, else asks `ps`.
+Reads /proc if there is one, else runs `ps`.
 """
 
 import os
@@ -21,7 +21,7 @@ _STOP_TIMEOUT_S = 10.0
 
 
 class Row(NamedTuple):
-    """A process: its parent, and its state as one letter (T: stopped, Z: dead and not yet collected)."""
+    """A process: its parent, and its state as one letter (T: stopped, Z: zombie)."""
 
     parent: int
     state: str
@@ -30,7 +30,7 @@ class Row(NamedTuple):
 def start(
     command: Sequence[str], log: Path, environment: Mapping[str, str], *, stdin: int
 ) -> "subprocess.Popen[bytes]":
-    """Start a process in the directory of its log, to which all that it prints goes."""
+    """Start a process in the directory of its log, which gets all its output."""
     with log.open("wb") as output:
         return subprocess.Popen(
             command, cwd=log.parent, env=environment, stdin=stdin, stdout=output, stderr=subprocess.STDOUT
@@ -38,24 +38,24 @@ def start(
 
 
 def process_table() -> Mapping[int, Row]:
-    """Every process there is, by id."""
+    """Return all processes by id."""
     return _by_proc() if Path("/proc/self/stat").exists() else _by_ps()
 
 
 def children_of(parents: Iterable[int], table: Mapping[int, Row]) -> tuple[int, ...]:
-    """The living children of these processes."""
+    """Return the living children of these processes."""
     wanted = set(parents)
     return tuple(pid for pid, row in sorted(table.items()) if row.parent in wanted and row.state != "Z")
 
 
 def alive(pids: Iterable[int]) -> tuple[int, ...]:
-    """Those of `pids` that still live."""
+    """Return the processes of `pids` that still live."""
     table = process_table()
     return tuple(pid for pid in pids if pid in table and table[pid].state not in "ZX")
 
 
 def stop(pids: Iterable[int]) -> None:
-    """SIGSTOP; returns when all that live have stopped."""
+    """Send SIGSTOP, and wait until all living processes have stopped."""
     waiting = tuple(pids)
     _signal(waiting, signal.SIGSTOP)
 
@@ -67,12 +67,12 @@ def stop(pids: Iterable[int]) -> None:
 
 
 def resume(pids: Iterable[int]) -> None:
-    """SIGCONT."""
+    """Send SIGCONT."""
     _signal(pids, signal.SIGCONT)
 
 
 def wait_until(condition: Callable[[], bool], timeout_s: float, complaint: str, *, tick_s: float = _TICK_S) -> float:
-    """Wait for `condition`; returns the seconds that it took. Raises DemoFailed with `complaint` after `timeout_s`."""
+    """Wait for `condition`, and return the seconds. Raises DemoFailed with `complaint` after `timeout_s`."""
     started_s = time.monotonic()
     if not wait_for(condition, timeout_s, pause_s=tick_s):
         raise DemoFailed(f"{complaint} (waited for {timeout_s:.0f} s)")
@@ -93,7 +93,7 @@ def _by_proc() -> dict[int, Row]:
         if not path.name.isdecimal():
             continue
         try:
-            # The program's name is in brackets and may hold anything; what follows has no surprises.
+            # The program's name, in brackets, may contain anything; the fields after it are plain.
             fields = (path / "stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
         except (FileNotFoundError, ProcessLookupError):
             continue

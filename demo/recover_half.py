@@ -1,6 +1,6 @@
 """One recovery worker, in a process of its own: `python -m demo.recover_half PLACE START END FILE`.
 
-Restores the key groups from START to END (exclusive) into a Parquet file and prints what it did as one JSON object.
+Restores the key groups from START to END (exclusive) into a Parquet file, and prints its statistics as one JSON object.
 """
 
 import json

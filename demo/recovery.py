@@ -1,4 +1,4 @@
-"""Two recovery workers side by side, each with half of the key groups, and what they restored together."""
+"""Two concurrent recovery workers, each with half of the key groups, and their joint result."""
 
 import json
 import subprocess
@@ -20,7 +20,7 @@ _TIMEOUT_S = 120.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Half:
-    """What one worker did. `total_s` is the recovery itself, without the start of its process."""
+    """The result of one worker. `total_s`: the time of the recovery, without the start of its process."""
 
     key_groups: range
     file: Path
@@ -82,8 +82,8 @@ class _Worker:
             out, err = self._process.communicate()
         if self._process.returncode != 0:
             raise DemoFailed(f"a recovery worker ended with {self._process.returncode}:\n{err}")
-        said = json.loads(out)
-        if said["warnings"]:
-            raise DemoFailed(f"a recovery worker warned: {said['warnings']}")
+        done = json.loads(out)
+        if done["warnings"]:
+            raise DemoFailed(f"a recovery worker warned: {done['warnings']}")
         names = ("rows", "manifest", "position", "run_rows", "run_bytes", "tail_changes", "tail_bytes", "total_s")
-        return Half(key_groups=self._part, file=self._file, **{name: said[name] for name in names})
+        return Half(key_groups=self._part, file=self._file, **{name: done[name] for name in names})

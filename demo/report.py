@@ -1,4 +1,4 @@
-"""The result: what the run looked like in numbers, and the state as a table."""
+"""The result: the run in numbers, and the state as a table."""
 
 import statistics
 from collections.abc import Mapping
@@ -18,11 +18,11 @@ _ROWS = 8
 
 
 def show_stream(screen: Screen, streamed: Streamed, flights: int) -> None:
-    """Rates of the two lives of the job."""
+    """Show the rates of the two runs of the job."""
     per_batch = flights / len(streamed.commits)
     rows: list[list[str]] = []
     for name, life in zip(("until the kill", "after the restart"), streamed.lives, strict=True):
-        # The first batch waits for Spark to start; rates are from there on.
+        # The first batch waits for Spark's start, so rates begin after it.
         warm = life.commits[1:]
         gaps = [after.at_s - before.at_s for before, after in pairwise(life.commits)]
         rows.append(
@@ -41,7 +41,7 @@ def show_stream(screen: Screen, streamed: Streamed, flights: int) -> None:
 
 
 def show_followed(screen: Screen, followed: Followed) -> None:
-    """How far behind the log the second query was. It is looked at every 50 ms."""
+    """Show how far behind the log the second query was. It was checked every 50 ms."""
     if followed.lags_s:
         median_s, most_s = statistics.median(followed.lags_s), max(followed.lags_s)
         screen.event(
@@ -51,7 +51,7 @@ def show_followed(screen: Screen, followed: Followed) -> None:
 
 
 def show_log(screen: Screen, log: LogDescription, truncated_bytes: int) -> None:
-    """Log start before and after, partition by partition, and the snapshot that stands for the rest."""
+    """Show the log start before and after by partition, and the snapshot that replaces the truncated part."""
     rows = [
         [f"data {partition}", "0", f"{offsets.start:,}", f"{offsets.end:,}"]
         for partition, offsets in sorted(log.data_offsets.items())
@@ -68,7 +68,7 @@ def show_log(screen: Screen, log: LogDescription, truncated_bytes: int) -> None:
 
 
 def show_recovery(screen: Screen, recovered: Recovered) -> None:
-    """What each of the two workers did."""
+    """Show the results of the two workers."""
     rows = [
         [
             f"{half.key_groups.start} to {half.key_groups.stop - 1}",
@@ -87,7 +87,7 @@ def show_recovery(screen: Screen, recovered: Recovered) -> None:
 
 
 def show_state(screen: Screen, state: Mapping[str, object]) -> None:
-    """The aircraft that were late the most."""
+    """Show the aircraft with the most delay."""
     values = cast("Mapping[str, Mapping[str, Any]]", state)
     by_lateness = sorted(values.items(), key=lambda item: item[1]["minutes_late"], reverse=True)
     rows: list[list[str]] = []
@@ -107,6 +107,6 @@ def show_state(screen: Screen, state: Mapping[str, object]) -> None:
 
 
 def show_differences(screen: Screen, found: list[Difference], name: str) -> None:
-    """The first keys whose values differ; `name` is the one whose values were found."""
+    """Show the first keys with different values; `name`: the source of the values found."""
     rows = [[one.key, str(one.expected), str(one.found)] for one in found[:_ROWS]]
     screen.table(("aircraft", "the plain fold says", name), rows, title=f"{len(found)} values differ")

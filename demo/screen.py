@@ -1,6 +1,6 @@
-"""What a person sees. Every number is one that was measured; nothing here computes more than a rate or a sum.
+"""The demo's output for people. Every number was measured; only rates and sums are computed here.
 
-On a terminal with a bar, elsewhere with a line now and then.
+Progress is a bar on a terminal, and an occasional line elsewhere.
 """
 
 import time
@@ -24,7 +24,7 @@ _WIDTH = 120
 
 
 def kib(size_bytes: int) -> str:
-    """A size for people."""
+    """Format a size for people."""
     size = float(size_bytes)
     for unit in ("B", "KiB", "MiB"):
         if size < 1024:
@@ -34,32 +34,32 @@ def kib(size_bytes: int) -> str:
 
 
 def rate(count: int, seconds: float) -> str:
-    """So many a second."""
+    """Format a rate per second."""
     return f"{count / seconds:,.0f}/s" if seconds > 0 else "-"
 
 
 class Screen:
-    """The console, with the bar of the batches while there is one."""
+    """The console, with the bar of the batches."""
 
     def __init__(self) -> None:
         console = Console(highlight=False)
-        # What goes to a file has no width of its own, and 80 columns would break the tables.
+        # A file has no width, and the default of 80 columns breaks the tables.
         self._console = console if console.is_terminal else Console(highlight=False, width=_WIDTH)
         self._started_s = time.monotonic()
         self._shown = 0
         self._bar: Progress | None = None
 
     def title(self, text: str) -> None:
-        """What this is."""
+        """Print the title."""
         self._console.print(Panel(text, title="statelog demo", expand=False, border_style="cyan", padding=(0, 1)))
 
     def act(self, text: str) -> None:
-        """A new part begins."""
+        """Begin a new part."""
         self._console.print()
         self._console.rule(f"[bold]{text}", align="left", style="cyan")
 
     def event(self, text: str) -> None:
-        """Something happened, with the seconds since the start."""
+        """Print an event with the seconds since the start."""
         line = Table.grid(padding=(0, 2))
         line.add_column(justify="right", width=7, style="dim")
         line.add_column()
@@ -67,7 +67,7 @@ class Screen:
         self._console.print(line)
 
     def table(self, columns: Iterable[str], rows: Iterable[Iterable[str]], *, title: str | None = None) -> None:
-        """A table; all columns but the first are numbers."""
+        """Print a table; all columns but the first are numbers."""
         made = Table(title=title, title_justify="left", header_style="bold", box=box.SIMPLE_HEAD)
         for number, name in enumerate(columns):
             made.add_column(name, justify="right" if number else "left")
@@ -76,19 +76,19 @@ class Screen:
         self._console.print(made)
 
     def done(self, summary: str) -> None:
-        """The last line of a run that went well."""
+        """Print the last line of a successful run."""
         self._console.print()
         self._console.print(f"demo: OK {summary}", style="bold green", soft_wrap=True)
 
     def failed(self, text: str) -> None:
-        """The last line of any other run."""
+        """Print the last line of a failed run."""
         self.end_bar()
         self._console.print(f"demo: FAILED {text}", style="bold red", markup=False, soft_wrap=True)
 
     # ---- while the job runs
 
     def batches(self, done: int, total: int) -> None:
-        """How many batches are committed."""
+        """Show the number of committed batches."""
         if done == self._shown:
             return
         step = max(1, total // _LINES)
@@ -99,13 +99,13 @@ class Screen:
         self._shown = done
 
     def end_bar(self) -> None:
-        """Leave the bar as it is."""
+        """Stop updating the bar."""
         if self._bar is not None:
             self._bar.stop()
             self._bar = None
 
     def snapshot(self, manifest: Manifest, offsets: Mapping[int, OffsetRange]) -> None:
-        """A new snapshot stands, and the log was truncated behind it."""
+        """Print that there is a new snapshot, and the log was truncated below it."""
         start = sum(found.start for found in offsets.values())
         end = sum(found.end for found in offsets.values())
         rows = sum(run.rows for run in manifest.runs)
@@ -116,7 +116,7 @@ class Screen:
         )
 
     def killed(self, killed: Killed) -> None:
-        """The driver is dead."""
+        """Print that the driver is dead."""
         python, *java = killed.driver_pids
         self.event(
             f"[red]SIGKILL[/red] to the Spark driver (Python {python}, JVM {_ids(java)}) in the middle of batch"
@@ -126,22 +126,22 @@ class Screen:
         self.event(f"its Python workers {_ids(killed.orphan_pids)} are orphans now, and asleep (SIGSTOP)")
 
     def follows(self, begin_position: int) -> None:
-        """The second query has its first micro-batch."""
+        """Print that the second query has its first micro-batch."""
         self.event(f"[cyan]the second query[/cyan] has the state at ledger position {begin_position}, and follows")
 
     def caught_up(self, commits: int, took_s: float) -> None:
-        """The second query has all that the killed job committed."""
+        """Print that the second query has all commits of the killed job."""
         self.event(
             f"[cyan]the second query[/cyan] lives: {took_s:.1f} s later it has all of the {commits} commits, and"
             " nothing of the open batch"
         )
 
     def restarting(self) -> None:
-        """The job's second life begins."""
+        """Print that the job is restarting."""
         self.event("starting the Spark job again on its checkpoint")
 
     def woken(self, orphans: Orphans) -> None:
-        """The orphans were woken and are gone."""
+        """Print that the orphans were woken and have ended."""
         self.event(
             f"[yellow]SIGCONT[/yellow] to the orphans {_ids(orphans.pids)}, {orphans.asleep_s:.1f} s and"
             f" {orphans.commits_meanwhile} commits after their driver died: they lived on for {orphans.lived_s:.2f} s"
@@ -150,7 +150,7 @@ class Screen:
         )
 
     def daemon_stopped(self, snapshots: int) -> None:
-        """The materializer has ended."""
+        """Print that the materializer has ended."""
         self.event(f"SIGTERM to the materializer: it ended well after {snapshots} snapshots; the rest stays in the log")
 
     def _show_bar(self, done: int, total: int) -> None:

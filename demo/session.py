@@ -1,4 +1,4 @@
-"""The Spark session of the demo's two queries: small, and on this machine alone."""
+"""The small, local Spark session of the demo's two queries."""
 
 from collections.abc import Mapping
 
@@ -12,16 +12,16 @@ _SETTINGS = {
     "spark.driver.bindAddress": "127.0.0.1",
     "spark.ui.enabled": "false",
     "spark.sql.session.timeZone": "UTC",
-    # Both sessions end before the optimising compiler has paid for itself.
+    # Both sessions end before the optimising compiler pays off.
     "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
-    # Spark writes times in Parquet as most readers no longer know them, unless it is told.
+    # Spark's default format of times in Parquet is unknown to most readers.
     "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",
     "spark.sql.shuffle.partitions": "2",
 }
 
 
 def spark_session(name: str, settings: Mapping[str, str] | None = None) -> SparkSession:
-    """A session of its own with two threads; `settings` come on top of those of the demo."""
+    """Make a session with two threads; `settings` override those of the demo."""
     builder = SparkSession.builder.master("local[2]").appName(name)
     for key, value in {**_SETTINGS, **(settings or {})}.items():
         builder = builder.config(key, value)

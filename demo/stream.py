@@ -1,7 +1,7 @@
-"""The streaming part: the job runs, is killed in the middle of a batch, and runs on from its checkpoint.
+"""The streaming part: the job runs, is killed in the middle of a batch, and restarts from its checkpoint.
 
-Meanwhile the log is watched from outside, the materializer daemon makes snapshots and truncates, and a second query
-follows the log from the first snapshot on.
+Meanwhile the demo watches the log from outside, and the materializer daemon makes snapshots and truncates. A second
+query follows the log from the first snapshot on.
 """
 
 import time
@@ -31,20 +31,20 @@ _CATCH_UP_S = 60.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Life:
-    """One life of the job: its commits, and the seconds from its start to the first of them."""
+    """One run of the job: its commits, and the seconds from its start to the first of them."""
 
     commits: Sequence[SeenCommit]
     start_s: float
 
     @property
     def span_s(self) -> float:
-        """From the first commit to the last."""
+        """The seconds from the first commit to the last."""
         return self.commits[-1].at_s - self.commits[0].at_s
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Streamed:
-    """All that happened while the input went through."""
+    """The events while the input went through."""
 
     lives: tuple[Life, Life]
     killed: Killed
@@ -55,12 +55,12 @@ class Streamed:
 
     @property
     def commits(self) -> list[SeenCommit]:
-        """The valid commits of both lives."""
+        """The valid commits of both runs of the job."""
         return [commit for life in self.lives for commit in life.commits]
 
 
 def run_stream(place: Place, log: Log, batches: int, screen: Screen) -> Streamed:
-    """Send all batches through. Raises DemoFailed if anything goes otherwise than it should."""
+    """Send all batches through. Raises DemoFailed if anything goes wrong."""
     with ExitStack() as stack:
         watch = LedgerWatch(log)
         stack.callback(watch.close)
@@ -85,7 +85,7 @@ def run_stream(place: Place, log: Log, batches: int, screen: Screen) -> Streamed
 
 
 class _Run:
-    """The two lives, and the looking around in between."""
+    """The two runs of the job, and the observations meanwhile."""
 
     def __init__(
         self,
@@ -114,7 +114,7 @@ class _Run:
     def first_life(self) -> tuple[Killed, Life]:
         """Run until half of the batches are committed, then kill the driver in the middle of the next one.
 
-        The second query reads before the kill, and has all that is committed before the job is started again.
+        The second query starts to read before the kill, and has all commits before the job is started again.
         """
         self._screen.event("starting the Spark job")
         started_s = time.monotonic()
@@ -134,7 +134,7 @@ class _Run:
         return killed, self._life(self._watch.commits[: killed.commits], started_s)
 
     def second_life(self, killed: Killed) -> tuple[Orphans, Life]:
-        """Run from the checkpoint to the end; wake the orphans as soon as the new life has committed."""
+        """Run from the checkpoint to the end; wake the orphans after the first new commit."""
         self._screen.restarting()
         started_s = time.monotonic()
         driver = self._start(2)
@@ -146,21 +146,21 @@ class _Run:
             self._tick()
             if len(self._watch.commits) >= self._batches - _TAIL_BATCHES:
                 self.stop_daemon()
-        self.look()
+        self.refresh()
         return orphans, self._life(self._watch.commits[killed.commits :], started_s)
 
     def stop_daemon(self) -> None:
-        """End the daemon a few batches before the end, so that the recovery has a tail to read behind the snapshot."""
+        """Stop the daemon a few batches before the end, to leave a tail behind the snapshot for the recovery."""
         if self._daemon_runs:
             self._daemon.stop()
             self._daemon_runs = False
             self._listed_s = 0.0
-            self.look()
+            self.refresh()
             self._screen.daemon_stopped(self.snapshots)
 
-    def look(self) -> None:
-        """See what is new, and show it."""
-        self._watch.look()
+    def refresh(self) -> None:
+        """Read the news, and show them."""
+        self._watch.refresh()
         self._screen.batches(len(self._watch.commits), self._batches)
         now_s = time.monotonic()
         if now_s - self._listed_s < _SNAPSHOT_EVERY_S:
@@ -181,11 +181,11 @@ class _Run:
             self._tick()
 
     def _catch_up(self) -> None:
-        """Wait until the second query has all that the dead job committed."""
+        """Wait until the second query has all commits of the killed job."""
         position = self._watch.commits[-1].offset + 1
 
         def caught_up() -> bool:
-            self._follower.look()
+            self._follower.refresh()
             return self._follower.position >= position
 
         took_s = wait_until(caught_up, _CATCH_UP_S, "the second query does not read what the killed job committed")
@@ -195,14 +195,14 @@ class _Run:
         if self._daemon_runs:
             self._daemon.check()
         self._look_at_follower()
-        self.look()
+        self.refresh()
         if time.monotonic() > self._deadline_s:
             raise DemoFailed(f"the Spark job did not get through its input within {_TIMEOUT_S:.0f} s")
         time.sleep(_TICK_S)
 
     def _look_at_follower(self) -> None:
         before = self._follower.position
-        self._follower.look()
+        self._follower.refresh()
         if self._follower.position and not before:
             self._screen.follows(self._follower.begin_position())
 

@@ -1,1 +1,1 @@
-"""Programs to read, to run, and to start one's own from. They use the public names of statelog and nothing else."""
+"""Programs to read, to run, and to start from. They use only the public names of statelog."""

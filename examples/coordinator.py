@@ -1,4 +1,4 @@
-"""Counting words with many processes and one commit: exact, whoever is killed and whenever.
+"""Counting words with many processes and one commit: exact, whichever process is killed at any time.
 
     statelog dev start                     # a Kafka on 127.0.0.1:9092
     python -m examples.coordinator         # in the checkout; takes the address of another Kafka
@@ -11,9 +11,9 @@ coordinator's epoch. Workers need no locks, no ledger and no knowledge of each o
 Every process of this program kills itself with SIGKILL at one in fifty of its steps, and the result is exact:
 
 - A worker dies: its pipe breaks. The coordinator starts another, which restores the same key groups as of the last
-  commit and gets the same batch in a slot of its own. What the dead one wrote is listed by no commit and never seen.
-- The coordinator dies: whoever started it starts it again. It opens the log anew, which fences the epoch of its former
-  life, and goes on at the line that the last commit names. Workers of that life may still write: nobody lists it.
+  commit and gets the same batch in a slot of its own. No commit lists what the dead worker wrote, so it is never seen.
+- The coordinator dies: its parent starts it again. It opens the log, which fences the epoch of the former coordinator,
+  and continues at the line that the last commit names. Old workers may still write, but no commit lists their chunks.
 """
 
 import os
@@ -49,7 +49,7 @@ LINES_PER_COMMIT = 10
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
-    """What is counted, and where. `step` is called with the name of every step, perhaps the last of its process."""
+    """The text to count, and the place. `step` is called with the name of every step, which may end the process."""
 
     log: str
     where: Where
@@ -58,12 +58,12 @@ class Job:
     step: Callable[[str], None]
 
     def open(self) -> Log:
-        """The log, for one process."""
+        """Open the log for one process."""
         return Log.open(self.log, self.where)
 
 
 class Batch(NamedTuple):
-    """Lines to count, the right to write what changes, and a slot that no other attempt of any worker has."""
+    """Lines to count, the right to write the changes, and a slot that no other attempt of any worker has."""
 
     task: TaskGrant
     slot: int
@@ -71,7 +71,7 @@ class Batch(NamedTuple):
 
 
 def words(lines: Iterable[str]) -> Iterator[str]:
-    """The words of a text, in lower case."""
+    """Yield the words of a text, in lower case."""
     return (word.lower() for line in lines for word in re.findall(r"\w+", line))
 
 
@@ -79,7 +79,7 @@ def words(lines: Iterable[str]) -> Iterator[str]:
 
 
 def work(job: Job, key_groups: range, pipe: Connection) -> None:
-    """Restore the counts of these key groups, then write what every batch changes, until the coordinator is gone."""
+    """Restore the counts of these key groups, then write the changes of every batch, until the coordinator ends."""
     with suppress(EOFError, ConnectionError), job.open() as log, closing(log.kafka.producer()) as producer:
         counts: dict[str, bytes] = recover(log, key_groups=key_groups).to_dict()
         while True:
@@ -97,7 +97,7 @@ def work(job: Job, key_groups: range, pipe: Connection) -> None:
 
 
 class Worker:
-    """A worker as the coordinator sees it: a process, replaced when it is killed, and the pipe to it."""
+    """The coordinator's side of a worker: a process, which is replaced when it is killed, and the pipe to it."""
 
     def __init__(self, job: Job, key_groups: range) -> None:
         self._job = job
@@ -108,27 +108,27 @@ class Worker:
         self._pipe, theirs = SPAWN.Pipe()
         self._process = SPAWN.Process(target=work, args=(self._job, self._key_groups, theirs), daemon=True)
         self._process.start()
-        theirs.close()  # The pipe is to break when the worker dies, so its end must be the only one.
+        theirs.close()  # The worker has the only copy of its end, so the pipe breaks when it dies.
 
     def ask(self, batch: Batch) -> None:
-        """Hand over a batch. A worker that is dead already shows when it is asked for its answer."""
+        """Send a batch. `answer` tells whether the worker is dead."""
         with suppress(ConnectionError):
             self._pipe.send(batch)
 
     def answer(self) -> Handle | None:
-        """What it wrote, or None if it was killed: then another one has taken its place and wants to be asked."""
+        """Return the handle of its changes; None if it was killed: its replacement needs the batch again."""
         try:
             handle: Handle = self._pipe.recv()
         except (EOFError, OSError):  # Killed before its answer, or in the middle of it.
             self.close()
             if self._process.exitcode != KILLED:
-                raise SystemExit("a worker failed; what it said is above") from None
+                raise SystemExit("a worker failed; its output is above") from None
             self._start()
             return None
         return handle
 
     def close(self) -> None:
-        """Let it end."""
+        """Let the worker end."""
         self._pipe.close()
         self._process.join()
 
@@ -137,7 +137,7 @@ class Worker:
 
 
 def coordinate(job: Job) -> None:
-    """Count what is not counted yet, with one commit for every few lines."""
+    """Count the remaining lines, with one commit for every few lines."""
     lines = job.text.read_text(encoding="utf-8").splitlines()
     with (
         job.open() as log,
@@ -160,7 +160,7 @@ def coordinate(job: Job) -> None:
 
 
 def ask_all(workers: Sequence[Worker], task: TaskGrant, slots: Iterator[int], lines: Sequence[str]) -> list[Handle]:
-    """One batch, counted by all workers at once; one that is killed is replaced and asked again."""
+    """Count a batch by all workers at once; ask the replacement of a killed worker again."""
 
     def ask(worker: Worker) -> None:
         worker.ask(Batch(task, next(slots), lines))
@@ -179,7 +179,7 @@ def ask_all(workers: Sequence[Worker], task: TaskGrant, slots: Iterator[int], li
 
 
 def run_to_the_end(job: Job) -> int:
-    """Start the coordinator, and again whenever it was killed, until all is counted. Returns how many lives it took."""
+    """Start the coordinator, again whenever it is killed, until all lines are counted. Returns the number of starts."""
     lives, exitcode = 0, KILLED
     while exitcode == KILLED:
         process = SPAWN.Process(target=coordinate, args=(job,))
@@ -187,25 +187,25 @@ def run_to_the_end(job: Job) -> int:
         process.join()
         lives, exitcode = lives + 1, process.exitcode or 0
     if exitcode:
-        raise SystemExit("the coordinator failed; what it said is above")
+        raise SystemExit("the coordinator failed; its output is above")
     return lives
 
 
 def count_words(job: Job) -> dict[str, int]:
-    """The counts that are in the log."""
+    """Return the counts in the log."""
     with job.open() as log:
         return {word: int(times) for word, times in recover(log).to_dict().items()}
 
 
 def russian_roulette(step: str) -> None:
-    """One step in fifty is the last."""
+    """Kill this process at one step in fifty."""
     if random.random() < 0.02:
         print(f"killed at {step}", flush=True)
         os.kill(os.getpid(), signal.SIGKILL)
 
 
 def main() -> int:
-    """Count with many deaths, then count the plain way, and compare."""
+    """Count with many kills, then count by a plain loop, and compare."""
     kafka = {"bootstrap.servers": sys.argv[1] if len(sys.argv) > 1 else "127.0.0.1:9092"}
     name = f"word-count-{uuid.uuid4().hex[:8]}"
     with TemporaryDirectory() as root:

@@ -1,4 +1,4 @@
-"""Open orders with a standby: when their owner dies, another process takes over with all that was committed.
+"""Open orders with a standby: when their owner dies, another process takes over with all commits.
 
     statelog dev start                          # a Kafka on 127.0.0.1:9092
     python -m examples.orders input             # puts events of orders into a topic of one partition; again for more
@@ -6,11 +6,10 @@
     python -m examples.orders check             # compares the open orders with those of a plain loop over the topic
     python -m examples.orders clean             # deletes topic and log
 
-Who is the owner is for the consumer group to say: it gives the topic's one partition to one of the processes. All
-others have the state nearly up to date in memory, so that taking over reads next to nothing. Kill the owner with
-SIGKILL: after six seconds, when the group has noticed, the other one goes on where it had got to. Stop it with SIGSTOP
-instead, and wake it up later: it ends, because the group or the log tells it that another process is the owner, and
-nothing of what it does then counts.
+The consumer group chooses the owner: it gives the topic's one partition to one of the processes. All others have the
+state nearly up to date in memory, so that a takeover reads next to nothing. Kill the owner with SIGKILL: after six
+seconds, when the group has noticed, another process continues from its last commit. Stop it with SIGSTOP instead, and
+wake it up later: it ends, because the group or the log reports another owner, and its late writes have no effect.
 """
 
 import json
@@ -36,13 +35,13 @@ SCHEMA = """{"type": "record", "name": "Order", "fields": [
     {"name": "is_paid", "type": "boolean", "default": false}]}"""
 ORDERS = 400
 THINKING_S = 0.001
-"""How long an event takes: so that there is something to see, and to kill."""
+"""The time of an event, so that there is something to see and to kill."""
 
 Order = dict[str, Any]
 
 
 def apply(orders: MutableMapping[int, Order], event: dict[str, Any]) -> None:
-    """What the program is about. `orders` is a table, or any other mapping."""
+    """Apply an event to the orders. `orders` is a table, or any other mapping."""
     order = event["order"]
     match event["event"]:
         case "placed":
@@ -56,7 +55,7 @@ def apply(orders: MutableMapping[int, Order], event: dict[str, Any]) -> None:
 
 
 def serve(place: Place) -> None:
-    """Stand by until the group says that it is our turn; then process events, until Ctrl-C, SIGTERM or a new owner."""
+    """Stand by until the group assigns the partition, then process events until Ctrl-C, SIGTERM or a new owner."""
     try:
         stand_by(place)
     except Fenced:
@@ -64,16 +63,16 @@ def serve(place: Place) -> None:
 
 
 def stand_by(place: Place) -> None:
-    """Stand by, be the owner, and end. Raises Fenced if the log knows of a new owner before the group tells of it."""
+    """Stand by, be the owner, and end. Raises Fenced if the log has a new owner before the group reports it."""
     stopped = Event()
     on_signal(stopped.set)
     consumer = Consumer(
         {
             **place.kafka,
             "group.id": place.name,
-            "session.timeout.ms": 6000,  # how soon an owner that was killed is missed
+            "session.timeout.ms": 6000,  # the time until a killed owner is noticed
             "heartbeat.interval.ms": 500,
-            "partition.assignment.strategy": "cooperative-sticky",  # who has the partition keeps it
+            "partition.assignment.strategy": "cooperative-sticky",  # the owner keeps its partition
             "enable.auto.commit": False,  # the place in the topic is in the table's commits
         }
     )
@@ -84,13 +83,13 @@ def stand_by(place: Place) -> None:
         def our_turn(_: Consumer, partitions: list[TopicPartition]) -> None:
             nonlocal orders, progress
             if partitions:
-                orders = ending.enter_context(standby.promote())  # fences the former owner, and has all it committed
+                orders = ending.enter_context(standby.promote())  # fences the former owner, and has all its commits
                 progress = dict(orders.progress)
                 consumer.incremental_assign([TopicPartition(place.topic, 0, progress.get("offset", 0))])
                 print(f"owner from offset {progress.get('offset', 0)} on", flush=True)
 
         def lost(_: Consumer, _partitions: list[TopicPartition]) -> None:
-            stopped.set()  # Whoever is no owner any more ends; start it again, and it stands by.
+            stopped.set()  # A former owner ends; started again, it stands by.
             if orders is not None:
                 print("no longer the owner", flush=True)
 
@@ -102,11 +101,11 @@ def stand_by(place: Place) -> None:
                     time.sleep(THINKING_S)
                     apply(orders, json.loads(message.value() or b""))
                     progress = {"offset": (message.offset() or 0) + 1}
-                orders.commit_every(0.2, progress)  # whether there was a message or not: one may have been put off
+                orders.commit_every(0.2, progress)  # also without a message: an earlier commit may be due
 
 
 def events(number: int) -> Iterator[dict[str, Any]]:
-    """What happens to one order."""
+    """Yield the events of one order."""
     yield {"order": number, "event": "placed", "customer": f"customer-{number % 17}"}
     for _ in range(random.randint(1, 3)):
         yield {"order": number, "event": "item", "cents": random.randint(1, 9999)}
@@ -116,7 +115,7 @@ def events(number: int) -> Iterator[dict[str, Any]]:
 
 
 def fill(place: Place) -> int:
-    """Make the log, and put events of new orders into the topic, mixed, but in sequence for each; returns how many."""
+    """Make the log, and put events of new orders into the topic, in order for each. Returns their number."""
     statelog.open(place.name, place.where, create=statelog.LogOptions(key_type="long", value_schema=SCHEMA)).close()
     first = time.time_ns()
     under_way = [events(number) for number in range(first, first + ORDERS)]
@@ -133,7 +132,7 @@ def fill(place: Place) -> int:
 
 
 def check(place: Place) -> bool:
-    """Whether the log has the orders that are open after all events that are in the topic now."""
+    """Tell whether the log has the orders that are open after all events in the topic."""
     expected: dict[int, Order] = {}
     for message in place.read():
         apply(expected, json.loads(message.value() or b""))

@@ -1,4 +1,4 @@
-"""Records that come out of a state, exactly once: an outbox in the state, published in Kafka transactions.
+"""Output records of a state, exactly once: an outbox in the state, published in Kafka transactions.
 
     statelog dev start                          # a Kafka on 127.0.0.1:9092
     python -m examples.outbox input             # puts words into a topic of three partitions; again for more
@@ -7,11 +7,11 @@
     python -m examples.outbox clean             # deletes topics and log
     python -m examples.outbox table --name one  # the same with one table, for an input of its own (`input --name one`)
 
-Words are counted, and each time that one was seen five times more, a record says so. A commit covers the state and the
-place in the input, and no record of another topic. So what is to come out is part of the state, as keys of the
-same commit. Once that is history it is published, in a Kafka transaction that also stores how far that is, and
-deleted by a later commit. Kill any process with SIGKILL, at any moment: readers with isolation.level=read_committed
-see each record once.
+Words are counted, and every fifth occurrence of a word makes an output record. A commit covers the state and the place
+in the input, and no record of another topic. So output records are first stored in the state, as keys of the same
+commit. After the commit they are published, in a Kafka transaction that also stores the progress, and deleted by a
+later commit. Kill any process with SIGKILL, at any moment: readers with isolation.level=read_committed see each record
+once.
 """
 
 import sys
@@ -38,30 +38,30 @@ State = Table[bytes, bytes]
 
 
 class Outbox:
-    """What comes out of one partition of the input. The order of the three steps is what makes it exact."""
+    """The output of one partition of the input. The order of the three steps makes it exact."""
 
     def __init__(self, place: Place, table: State, partition: int) -> None:
         name = f"{place.name}-output-{partition}"
-        self._table = table  # 1. It is open: whoever had it before makes nothing history any more.
+        self._table = table  # 1. It is open: the former owner can no longer commit.
         self._producer = Producer({**place.kafka, "transactional.id": name})
-        self._producer.init_transactions(_WAIT_S)  # 2. Nor does whoever had it before publish any more.
+        self._producer.init_transactions(_WAIT_S)  # 2. The former owner can no longer publish.
         self._part = TopicPartition(place.topic, partition)
         self._topic = f"{place.name}-output"
         with closing(Consumer({**place.kafka, "group.id": name, "enable.auto.commit": False})) as reader:
             self._group = reader.consumer_group_metadata()
-            (published,) = reader.committed([self._part], _WAIT_S)  # 3. So this is the last place, and stays it.
+            (published,) = reader.committed([self._part], _WAIT_S)  # 3. So this place is final.
         self._published = max(published.offset, 0)
         self._prefix = b"out/%d/" % partition
         self._keys = deque(key for key, _ in table.prefix(self._prefix))
 
     def put(self, offset: int, value: bytes) -> None:
-        """What the message at this offset of the input is to send: at most one record here."""
+        """Add the output record of the message at this offset of the input: at most one here."""
         key = self._prefix + b"%016d" % offset
         self._table[key] = value
         self._keys.append(key)
 
     def publish(self, committed: int) -> None:
-        """Send what is history: the state is committed up to this offset of the input."""
+        """Publish the committed output: the state is committed up to this offset of the input."""
         due: list[bytes] = []
         while self._keys and self._offset(self._keys[0]) < committed:
             due.append(self._keys.popleft())
@@ -72,7 +72,7 @@ class Outbox:
             value = self._table.get(key)
             if value is not None and self._offset(key) >= self._published:
                 self._producer.produce(self._topic, value)
-            self._table.delete(key)  # Committed later. Until then the place says that it was published.
+            self._table.delete(key)  # Committed later. Until then the place tells that it was published.
         end = TopicPartition(self._part.topic, self._part.partition, committed)
         self._producer.send_offsets_to_transaction([end], self._group, _WAIT_S)
         self._producer.commit_transaction(_WAIT_S)
@@ -83,7 +83,7 @@ class Outbox:
 
 
 def apply(table: State, outbox: Outbox, message: Message) -> None:
-    """What the program is about."""
+    """Count a word, and add its output record if it is due."""
     word = message.value() or b""
     word_counts.count(table, b"word/" + word)
     times = int(table[b"word/" + word])
@@ -92,12 +92,12 @@ def apply(table: State, outbox: Outbox, message: Message) -> None:
 
 
 def work(place: Place) -> None:
-    """Be a worker, until Ctrl-C or SIGTERM: an outbox is opened, published and closed with its partition's table."""
+    """Run a worker until Ctrl-C or SIGTERM. An outbox is opened, published and closed with its partition's table."""
     outboxes: dict[int, Outbox] = {}
 
     def on_open(partition: int, table: State) -> None:
         outboxes[partition] = Outbox(place, table, partition)
-        on_commit(partition, table)  # what the life before had committed, and not published
+        on_commit(partition, table)  # publishes what an earlier run committed
 
     def on_commit(partition: int, table: State) -> None:
         outboxes[partition].publish(int(table.progress["offset"]))
@@ -118,7 +118,7 @@ def work(place: Place) -> None:
 
 
 def one_table(place: Place) -> None:
-    """The same with one table for all partitions, which nobody shares, until Ctrl-C or SIGTERM."""
+    """Do the same with one table for all partitions, without a group, until Ctrl-C or SIGTERM."""
     stopped = Event()
     on_signal(stopped.set)
     reader = {"group.id": place.name, "enable.auto.commit": False}  # the place in the topic is in the table's commits
@@ -137,11 +137,11 @@ def one_table(place: Place) -> None:
                 progress[str(partition)] = (message.offset() or 0) + 1
             for partition, outbox in enumerate(outboxes):
                 outbox.publish(int(table.progress.get(str(partition), 0)))
-            table.commit_every(0.05, progress)  # the last statement: the end of the block commits what it puts off
+            table.commit_every(0.05, progress)  # the last statement: the end of the block commits what is not due yet
 
 
 def fill(place: Place) -> int:
-    """Put the words of a text into the topic, and make the one for what comes out; returns how many words."""
+    """Put the words of a text into the topic, and make the output topic. Returns the number of words."""
     admin = AdminClient(place.kafka)
     output = f"{place.name}-output"
     if output not in admin.list_topics(timeout=10).topics:
@@ -157,7 +157,7 @@ def clean(place: Place) -> None:
 
 
 def check(place: Place) -> bool:
-    """Whether what came out is what has to come out of all words that are in the topic now."""
+    """Tell whether the output is right for all words in the topic."""
     expected, counts = Counter[bytes](), dict[tuple[int, bytes], int]()
     for message in place.read():
         word = message.partition() or 0, message.value() or b""
@@ -172,7 +172,7 @@ def check(place: Place) -> bool:
 
 
 def _published(place: Place) -> Iterator[bytes]:
-    """All records that came out by now, as one who reads what is committed sees them."""
+    """Yield all output records so far, as read with isolation.level=read_committed."""
     reader = {"group.id": "plain-reader", "enable.auto.commit": False, "enable.partition.eof": True}
     with closing(Consumer({**place.kafka, **reader, "isolation.level": "read_committed"})) as consumer:
         consumer.assign([TopicPartition(f"{place.name}-output", 0, 0)])

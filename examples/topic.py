@@ -1,6 +1,6 @@
-"""What the programs with a consumer group share: a topic that is their input, where their log is, and their commands.
+"""The base of the programs with a consumer group: their input topic, the place of their log, and their commands.
 
-In a job of your own somebody else fills the topic, and the addresses come from its configuration.
+In a job of your own another program fills the topic, and the addresses come from the job's configuration.
 """
 
 import argparse
@@ -24,9 +24,9 @@ __all__ = ["Place", "main", "on_signal"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Place:
-    """The log `name`, and its input, the topic `<name>-input`; `where` is how every function of statelog finds it.
+    """The log `name`, and its input, the topic `<name>-input`; `where`: the place of the log for statelog's functions.
 
-    `member` is the name of this process in the group, if it has one.
+    `member`: the name of this process in the group, if it has one.
     """
 
     name: str
@@ -36,21 +36,21 @@ class Place:
 
     @property
     def topic(self) -> str:
-        """The input."""
+        """The input topic."""
         return f"{self.name}-input"
 
     @property
     def kafka(self) -> dict[str, str]:
-        """How Kafka is found."""
+        """The settings of Kafka's clients."""
         return {"bootstrap.servers": self.bootstrap}
 
     @property
     def where(self) -> Where:
-        """Where the log is; what is unsafe on one broker on one laptop is waived by name, never silently."""
+        """The place of the log. The checks that one broker cannot pass are waived by name, never silently."""
         return Where(self.kafka, self.root, allow_unsafe=["replication", "min-insync"], replication_factor=1)
 
     def fill(self, messages: Iterable[tuple[bytes, bytes]], partitions: int) -> None:
-        """Make the topic if there is none, and add messages to it; those of one key go to one partition."""
+        """Create the topic if it does not exist, and add messages to it; those of one key go to one partition."""
         admin = AdminClient(self.kafka)
         if self.topic not in admin.list_topics(timeout=10).topics:
             admin.create_topics([NewTopic(self.topic, partitions, 1)])[self.topic].result()
@@ -61,8 +61,8 @@ class Place:
         producer.flush()
 
     def read(self) -> Iterator[Message]:
-        """All messages that the topic has now, partition by partition."""
-        topics = AdminClient(self.kafka).list_topics(timeout=10).topics  # To ask for one topic can make it.
+        """Yield all messages of the topic so far, partition by partition."""
+        topics = AdminClient(self.kafka).list_topics(timeout=10).topics  # Asking for one topic may create it.
         if self.topic not in topics:
             raise NotFound(f"there is no topic {self.topic}")
         reader = {"group.id": "plain-reader", "enable.auto.commit": False, "auto.offset.reset": "earliest"}
@@ -73,14 +73,14 @@ class Place:
                 while offset < end:
                     message = consumer.poll(30.0)
                     if message is None:
-                        raise TimeoutError(f"no answer of Kafka about {self.topic}, partition {partition}")
+                        raise TimeoutError(f"no answer from Kafka for {self.topic}, partition {partition}")
                     if not message.error():
                         yield message
                         offset = (message.offset() or 0) + 1
 
     def clean(self) -> None:
-        """Delete topic and log, if they are there."""
-        admin = AdminClient(self.kafka)  # It has to live until it has answered.
+        """Delete topic and log, if they exist."""
+        admin = AdminClient(self.kafka)  # It must live until its answers are complete.
         admin.delete_topics([self.topic])[self.topic].exception()
         try:
             Log.delete(self.name, self.where)
@@ -99,13 +99,13 @@ def on_signal(stop: Callable[[], object]) -> None:
 
 
 def main(name: str, commands: Mapping[str, Callable[[Place], object]]) -> int:
-    """Run the command that the user named, by default the first; one that returns False, or raises, has failed."""
+    """Run the named command, by default the first. A command that returns False, or raises, has failed."""
     parser = argparse.ArgumentParser()
     parser.add_argument("command", nargs="?", choices=commands, default=next(iter(commands)))
     parser.add_argument("--name", default=name)
     parser.add_argument("--bootstrap", default="127.0.0.1:9092")
     parser.add_argument("--root", default=str(Path(gettempdir(), "statelog")))
-    parser.add_argument("--member", default="", help="the name of this process in the group, if it shall have one")
+    parser.add_argument("--member", default="", help="an optional name of this process in the group")
     given = parser.parse_args()
     place = Place(name=given.name, bootstrap=given.bootstrap, root=given.root, member=given.member)
     try:

@@ -1,4 +1,4 @@
-"""Counting words by a group of workers: exact, however many there are, and whoever is killed and whenever.
+"""Counting words by a group of workers: exact, with any number of workers, whichever is killed at any time.
 
     statelog dev start                          # a Kafka on 127.0.0.1:9092
     python -m examples.word_counts input        # puts words into a topic of four partitions; again for more
@@ -6,9 +6,9 @@
     python -m examples.word_counts check        # compares the counts with those of a plain loop over the topic
     python -m examples.word_counts clean        # deletes topic and log
 
-Kill any worker with SIGKILL: after six seconds its partitions go to another one, or at once to one that is started with
-its name in the group (`python -m examples.word_counts --member a`). Each partition of the topic has a table, which
-moves with it from worker to worker; counts and the place in the partition are committed together.
+Kill any worker with SIGKILL: after six seconds its partitions go to another one, or at once to a new worker with its
+name in the group (`python -m examples.word_counts --member a`). Each partition of the topic has a table, which moves
+with it from worker to worker. Counts and the place in the partition are committed together.
 """
 
 import re
@@ -26,17 +26,17 @@ __all__ = ["check", "count", "fill", "work"]
 TEXT = Path(__file__).parent.parent / "LICENSE"
 PARTITIONS = 4
 THINKING_S = 0.001
-"""How long a word takes: so that there is something to see, and to kill."""
+"""The time of a word, so that there is something to see and to kill."""
 
 
 def count(counts: MutableMapping[bytes, bytes], word: bytes) -> None:
-    """What the program is about. `counts` is a table, or any other mapping."""
+    """Count a word. `counts` is a table, or any other mapping."""
     counts[word] = b"%d" % (int(counts.get(word, b"0")) + 1)
 
 
 def work(place: Place) -> None:
-    """Be a worker, until Ctrl-C or SIGTERM."""
-    # How soon a worker that was killed is missed, and how soon the others hear of a change in the group.
+    """Run a worker until Ctrl-C or SIGTERM."""
+    # The time until a killed worker is noticed, and until the others learn of a change in the group.
     consumer = {"session.timeout.ms": "6000", "heartbeat.interval.ms": "500"}
     if place.member:
         consumer["group.instance.id"] = place.member
@@ -46,18 +46,18 @@ def work(place: Place) -> None:
         for message, counts in worker:
             time.sleep(THINKING_S)
             count(counts, message.value() or b"")
-            worker.commit_every(0.2)  # behind the last change that the message makes
+            worker.commit_every(0.2)  # after the message's last change
 
 
 def fill(place: Place, partitions: int = PARTITIONS) -> int:
-    """Put the words of a text into the topic; returns how many."""
+    """Put the words of a text into the topic, and return their number."""
     words = [word.lower() for word in re.findall(rb"\w+", TEXT.read_bytes())]
     place.fill(((word, word) for word in words), partitions)
     return len(words)
 
 
 def check(place: Place) -> bool:
-    """Whether the log has the counts of all words that are in the topic now."""
+    """Tell whether the log has the counts of all words in the topic."""
     expected: dict[bytes, bytes] = {}
     for message in place.read():
         count(expected, message.value() or b"")

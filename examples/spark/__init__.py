@@ -1,1 +1,1 @@
-"""Programs for Spark: a log as the place where a stream's results live."""
+"""Programs for Spark: a log that stores a stream's results."""

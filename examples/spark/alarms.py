@@ -1,13 +1,13 @@
-"""`transformWithState`: a state machine for every machine in a hall, whose alarms are in a log as long as they stand.
+"""`transformWithState`: a state machine for every machine in a hall, with the active alarms in a log.
 
     statelog dev start                     # a Kafka on 127.0.0.1:9092
     python -m examples.spark.alarms        # in the checkout; takes the address of another Kafka
 
-A machine raises an alarm when three readings in a row are too hot, and the next cool one clears it. Spark keeps what
-the processor has to remember of each machine; what it *tells* goes to the log: a put when an alarm is raised, a delete
-when it is cleared. So the log is the list of alarms that stand now, and its history when each was raised and cleared.
+A machine raises an alarm when three readings in a row are too hot, and the next cool one clears it. Spark stores the
+processor's state of each machine. Its *output* goes to the log: a put when an alarm is raised, a delete when it is
+cleared. So the log is the list of active alarms, and its history has the times when each was raised and cleared.
 
-The processor tells at most one change of a machine in a micro-batch, so no key comes twice and any task may write it.
+The processor emits at most one change of a machine in a micro-batch, so no key comes twice and any task may write it.
 """
 
 import json
@@ -31,7 +31,7 @@ Reading = Mapping[str, Any]
 
 
 def step(hot: int, since: int, second: int, celsius: int) -> tuple[int, int]:
-    """One reading: how many were too hot in a row, and since when the alarm stands, -1 for no alarm."""
+    """Apply one reading: return the hot readings in a row, and the start of the alarm, -1 for none."""
     if celsius < TOO_HOT:
         return 0, -1
     return hot + 1, second if since < 0 and hot + 1 >= IN_A_ROW else since
@@ -41,11 +41,11 @@ class Alarms(StatefulProcessor):
     """The alarm of each machine."""
 
     def init(self, handle: StatefulProcessorHandle) -> None:
-        """What is remembered of a machine: the two numbers of `step`."""
+        """Declare the state of a machine: the two numbers of `step`."""
         self._remembered: Any = handle.getValueState("alarm", "hot bigint, since bigint")
 
     def handleInputRows(self, key: Any, rows: Iterator[Any], timerValues: Any) -> Iterator[Row]:  # noqa: ARG002, N802, N803 - Spark's names
-        """Take the readings of a machine in their order, and tell what changed for it."""
+        """Process the readings of a machine in order, and yield its change."""
         hot, before = self._remembered.get() or (0, -1)
         since = before
         for row in sorted(rows, key=lambda row: int(row["second"])):
@@ -55,11 +55,11 @@ class Alarms(StatefulProcessor):
             yield Row(key=key[0], op="delete" if since < 0 else "put", since=since)
 
     def close(self) -> None:
-        """Nothing to release."""
+        """Release nothing."""
 
 
 def keep_alarms(spark: SparkSession, place: Place) -> bool:
-    """Watch to the end of the readings, and compare the alarms in the log with those of a plain loop."""
+    """Process all readings, and compare the alarms in the log with those of a plain loop."""
     batches = readings(random.Random(7))
     watched = place.stream(spark, batches, READING).groupBy("machine")
     alarms = watched.transformWithState(Alarms(), "key bigint, op string, since bigint", "append", "None")
@@ -71,7 +71,7 @@ def keep_alarms(spark: SparkSession, place: Place) -> bool:
 
 
 def readings(chance: random.Random) -> list[list[Reading]]:
-    """Batches of four seconds: each machine is read once a second."""
+    """Return batches of four seconds; each machine is read once a second."""
     return [
         [
             {"machine": machine, "second": second, "celsius": chance.randrange(40, 110)}
@@ -83,7 +83,7 @@ def readings(chance: random.Random) -> list[list[Reading]]:
 
 
 def watched_plainly(all_readings: Iterable[Reading]) -> dict[int, int]:
-    """The alarms that stand at the end, by a loop over readings in their order."""
+    """Return the alarms that are active at the end, by a loop over the readings in order."""
     machines: dict[int, tuple[int, int]] = {}
     for reading in all_readings:
         machine = reading["machine"]

@@ -1,20 +1,20 @@
-"""Change data capture: the rows of a database's table, kept in a log from a stream of its changes.
+"""Change data capture: mirror a database's table in a log, from a stream of its changes.
 
     statelog dev start                     # a Kafka on 127.0.0.1:9092
     python -m examples.spark.cdc           # in the checkout; takes the address of another Kafka
 
-The changes look as Debezium writes them: what a row was, what it is, and the place of the change in the database's own
+The changes have Debezium's form: the row before, the row after, and the position of the change in the database's own
 log (`lsn`). A micro-batch has several changes of one row, some of them twice, and a shuffle keeps no order. So the rows
-of a key group go to one task, and `sequenceBy` says which row of a key is the last: the one with the greatest `lsn`.
+of a key group go to one task, and `sequenceBy` selects the last row of a key: the one with the greatest `lsn`.
 
-This program reads the changes from files, because Spark's source for Kafka comes in jars that not everybody has. With
-them, only the first lines differ:
+This program reads the changes from files, because Spark's source for Kafka needs extra jars. With them, only the first
+lines differ:
 
     records = spark.readStream.format("kafka").option("kafka.bootstrap.servers", ...).option("subscribe", "customers")
     changes = records.load().select(F.from_json(F.col("value").cast("string"), CHANGE).alias("c")).select("c.*")
 
-Kafka keeps the changes of a row in order if Debezium's key is the table's: then no batch has an older change of a row
-than a batch before, and the order within a batch is all that has to be found.
+Kafka keeps the changes of a row in order if Debezium's key is the table's. Then no batch has an older change of a row
+than an earlier batch, and only the order within a batch has to be found.
 """
 
 import json
@@ -50,7 +50,7 @@ Change = Mapping[str, Any]
 
 
 def customers(changes: DataFrame) -> DataFrame:
-    """Changes as rows for the log: key, op, and the fields of the value, of which `lsn` is one."""
+    """Return changes as rows for the log: key, op, and the fields of the value, including `lsn`."""
     return changes.select(
         F.coalesce("after.id", "before.id").alias("key"),
         F.when(F.col("op") == "d", "delete").otherwise("put").alias("op"),
@@ -61,7 +61,7 @@ def customers(changes: DataFrame) -> DataFrame:
 
 
 def keep_customers(spark: SparkSession, place: Place) -> bool:
-    """Follow the changes to their end, and compare the log with the table that they come from."""
+    """Process all changes, and compare the log with the table that they come from."""
     batches, table = table_changes(random.Random(5))
     changes = place.stream(spark, batches, CHANGE)
     with place.open() as log:
@@ -75,7 +75,7 @@ def keep_customers(spark: SparkSession, place: Place) -> bool:
 
 
 def table_changes(chance: random.Random) -> tuple[list[list[Change]], dict[int, Change]]:
-    """The life of a table: its changes in batches, each in no order and with repetitions; and the rows at the end."""
+    """Return a table's changes in batches, each unordered and with repetitions; and its rows at the end."""
     table: dict[int, Change] = {}
     batches: list[list[Change]] = []
     for number in range(4):
@@ -95,12 +95,12 @@ def table_changes(chance: random.Random) -> tuple[list[list[Change]], dict[int, 
 
 
 def _op(before: Change | None, after: Change | None) -> str:
-    """Debezium's letters: c, u, d."""
+    """Return Debezium's letter for a change: c, u or d."""
     return "d" if after is None else "c" if before is None else "u"
 
 
 def _shuffled(chance: random.Random, batch: Iterable[Change]) -> list[Change]:
-    """As a topic that is written at least once delivers: one change in ten comes twice, here in any order."""
+    """Repeat one change in ten, as a topic with at-least-once delivery does, and shuffle the batch."""
     twice = [change for change in batch for _ in range(2 if chance.random() < 0.1 else 1)]
     return chance.sample(twice, len(twice))
 

@@ -1,12 +1,12 @@
-"""A lake table: what jobs write to a log, as a Delta table for whoever reads tables.
+"""A lake table: export a log that jobs write to a Delta table.
 
     statelog dev start                     # a Kafka on 127.0.0.1:9092
     python -m examples.spark.lake          # in the checkout; takes the address of another Kafka
 
-A job of every day puts the stock counts to a log. After it `export` brings a Delta table to the log's newest state: the
-first time with all rows, then with the newest change of each key behind the position that the table holds. Rows and
-position change in one commit of the table, so an export that dies is simply made again. It needs no Spark session, and
-can run wherever something runs jobs on time; it needs `statelog[delta]`.
+A daily job puts the stock counts to a log. After it, `export` brings a Delta table to the log's newest state: the first
+time with all rows, then with the newest change of each key behind the table's position. Rows and position change in one
+commit of the table, so an export that dies can be repeated. It needs no Spark session, and can run in any scheduler; it
+needs `statelog[delta]`.
 """
 
 import json
@@ -37,7 +37,7 @@ def keep_table(spark: SparkSession, place: Place) -> bool:
         write_day(spark, place, day, number)
         exported = bring_up(place, table)
         print(f"day {number}: {exported.inserted} inserted, {exported.updated} updated, {exported.deleted} deleted")
-    opened: Any = DeltaTable(table)  # Its types know those of pyarrow partly.
+    opened: Any = DeltaTable(table)  # Its types know pyarrow's only in part.
     found = {row["key"]: row["pieces"] for row in opened.to_pyarrow_table().to_pylist()}
     state = spark.read.format("statelog").options(**place.options).load()
     counts = {count["article"]: count["pieces"] for day in days for count in day}
@@ -46,7 +46,7 @@ def keep_table(spark: SparkSession, place: Place) -> bool:
 
 
 def write_day(spark: SparkSession, place: Place, day: list[Count], number: int) -> None:
-    """Put the articles that are there, delete those that ran out: once for each day, however often this is run."""
+    """Put the articles in stock, and delete the others: once for each day, however often this runs."""
     rows = spark.createDataFrame([(count["article"], count["pieces"]) for count in day], COUNT)
     op = F.when(F.col("pieces") == 0, "delete").otherwise("put")
     options = {**place.options, "writerId": "stock", "checkpointId": str(number + 1), "uniqueKeys": "true"}
@@ -61,7 +61,7 @@ def bring_up(place: Place, table: str) -> Exported:
 
 
 def counted(chance: random.Random, *, pieces: int, articles: int) -> list[Count]:
-    """Articles and how many pieces are left of each."""
+    """Return articles with the number of remaining pieces."""
     return [{"article": f"article {number}", "pieces": chance.randrange(pieces)} for number in range(articles)]
 
 

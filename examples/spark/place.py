@@ -1,6 +1,6 @@
-"""What the programs beside this file share: a small session, a log that is deleted at the end, files as a stream.
+"""The base of the programs in this folder: a small session, a log that is deleted at the end, files as a stream.
 
-Each of them is an `Example`. In a program of your own the log is made once, by `statelog init`, and the session and
+Each of them is an `Example`. In a program of your own the log is created once, by `statelog init`, and the session and
 the stream are those of your cluster.
 """
 
@@ -28,7 +28,7 @@ _SETTINGS = {
     "spark.sql.session.timeZone": "UTC",
     "spark.sql.shuffle.partitions": "2",
     "spark.ui.enabled": "false",
-    # The store for the state of a stream that transformWithState needs.
+    # The state store that transformWithState needs.
     "spark.sql.streaming.stateStore.providerClass": (
         "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
     ),
@@ -37,7 +37,7 @@ _SETTINGS = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Place:
-    """A log, where it is, and a directory for this program's files. `root` may be any URL that fsspec knows."""
+    """A log with its place, and a directory for this program's files. `root` may be any URL that fsspec knows."""
 
     log: str
     where: Where
@@ -50,28 +50,26 @@ class Place:
         return {"log": self.log, "root": str(self.where.root), "allowUnsafe": ",".join(LAPTOP), **kafka}
 
     def open(self) -> Log:
-        """The log, without Spark."""
+        """Open the log without Spark."""
         return Log.open(self.log, self.where)
 
     def state(self) -> dict[Any, Any]:
-        """What is in the log, recovered without Spark."""
+        """Recover the log's state without Spark."""
         with self.open() as log:
             return recover(log).to_dict()
 
     def stream(self, spark: SparkSession, batches: Iterable[Iterable[Mapping[str, Any]]], columns: str) -> DataFrame:
-        """A stream that has these rows: a file of JSON lines, and so a micro-batch, for each of `batches`."""
+        """Return a stream of these rows: a file of JSON lines, and so a micro-batch, for each of `batches`."""
         source = self.directory / "input"
         source.mkdir()
         for number, rows in enumerate(batches):
             path = source / f"{number:05d}.json"
             path.write_text("\n".join(json.dumps(row) for row in rows), "utf-8")
-            os.utime(
-                path, (1_700_000_000 + number, 1_700_000_000 + number)
-            )  # Spark reads files in the order of their age.
+            os.utime(path, (1_700_000_000 + number, 1_700_000_000 + number))  # Spark reads files by age.
         return spark.readStream.schema(columns).option("maxFilesPerTrigger", 1).json(str(source))
 
     def run_to_the_end(self, writer: DataStreamWriter) -> None:
-        """Run a query until all that is there was read. Raises what it ended with."""
+        """Run a query until it has read all rows. Raises the query's error."""
         checkpoint = str(self.directory / "checkpoint")
         query = writer.option("checkpointLocation", checkpoint).trigger(availableNow=True).start()
         query.awaitTermination()
@@ -79,7 +77,7 @@ class Place:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Example:
-    """A program: the log that it wants, and what it does. It prints what it found and returns whether that is right."""
+    """A program: the log that it needs, and its function, which prints the result and returns whether it is right."""
 
     name: str
     key_type: str
@@ -89,7 +87,7 @@ class Example:
 
 @contextmanager
 def _made(example: Example, bootstrap: str) -> Generator[Place]:
-    """The example's log, until the end of the block."""
+    """Yield the example's log, and delete it at the end of the block."""
     kafka = {"bootstrap.servers": bootstrap}
     name = f"{example.name}-{uuid.uuid4().hex[:8]}"
     with TemporaryDirectory() as directory:
@@ -106,14 +104,14 @@ def _made(example: Example, bootstrap: str) -> Generator[Place]:
 
 
 def run(spark: SparkSession, example: Example, bootstrap: str) -> bool:
-    """Run one example in a session that is there; returns whether it was right."""
+    """Run one example in an existing session, and return whether it was right."""
     with _made(example, bootstrap) as place:
         return example.program(spark, place)
 
 
 def main(example: Example) -> int:
     """Run one example in a session of its own; the only argument is the address of another Kafka."""
-    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)  # Workers are otherwise the python3 of their path.
+    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)  # The default is the python3 of the path.
     builder = SparkSession.builder.master("local[2]").appName(f"statelog-{example.name}")
     for name, value in _SETTINGS.items():
         builder = builder.config(name, value)

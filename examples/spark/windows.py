@@ -1,11 +1,11 @@
-"""Windowed aggregation: readings of sensors by the minute, kept in a log while the minutes are still counting.
+"""Windowed aggregation: readings of sensors by the minute, in a log while the minutes are still counting.
 
     statelog dev start                     # a Kafka on 127.0.0.1:9092
     python -m examples.spark.windows       # in the checkout; takes the address of another Kafka
 
-A query in update mode gives every window that a micro-batch changed, and `upsert` puts these to the log, exactly once.
-So the log has every window as it is now, not only those that the watermark has closed, and whoever follows it sees a
-minute grow. A window has a key of its own, made of sensor and minute.
+A query in update mode emits every window that a micro-batch changed, and `upsert` puts these to the log, exactly once.
+So the log has the current value of every window, even before the watermark closes it, and a follower sees a minute
+grow. A window has a key of its own, made of sensor and minute.
 """
 
 import json
@@ -41,7 +41,7 @@ Reading = Mapping[str, Any]
 
 
 def minutes(readings: DataFrame) -> DataFrame:
-    """Readings as rows for the log. State of a minute is dropped when readings are ten minutes past it."""
+    """Return readings as rows for the log. The state of a minute is dropped when readings are ten minutes past it."""
     by_minute = readings.withWatermark("at", "10 minutes").groupBy("sensor", F.window("at", "1 minute").alias("minute"))
     counted = by_minute.agg(F.count("*").alias("readings"), F.max("celsius").alias("highest"))
     begins = F.col("minute.start")
@@ -50,9 +50,9 @@ def minutes(readings: DataFrame) -> DataFrame:
 
 
 def keep_windows(spark: SparkSession, place: Place) -> bool:
-    """Aggregate to the end of the readings, and compare the log with a plain loop over them."""
+    """Aggregate all readings, and compare the log with a plain loop over them."""
     batches = readings(random.Random(6))
-    # Each window comes once in a batch, because it is a group of the aggregation: its rows may lie in any task.
+    # Each window comes once in a batch, because it is a group of the aggregation: any task may write its row.
     write = upsert(place.log, place.where, writer="minutes", unique_keys=True)
     changed = minutes(place.stream(spark, batches, READING))
     place.run_to_the_end(changed.writeStream.outputMode("update").foreachBatch(write))
@@ -62,7 +62,7 @@ def keep_windows(spark: SparkSession, place: Place) -> bool:
 
 
 def readings(chance: random.Random) -> list[list[Reading]]:
-    """Batches of readings, up to three minutes late, so that a minute grows over several batches."""
+    """Return batches of readings, up to three minutes late, so that a minute grows over several batches."""
     batches: list[list[Reading]] = []
     for number in range(4):
         late = [timedelta(minutes=2 * number, seconds=chance.randrange(-180, 120)) for _ in range(100)]
@@ -76,7 +76,7 @@ def readings(chance: random.Random) -> list[list[Reading]]:
 
 
 def counted_plainly(all_readings: Iterable[Reading]) -> dict[str, dict[str, Any]]:
-    """The windows by a loop."""
+    """Return the windows by a plain loop."""
     windows: dict[str, dict[str, Any]] = {}
     for reading in all_readings:
         begins = datetime.fromisoformat(reading["at"]).replace(second=0)
