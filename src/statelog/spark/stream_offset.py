@@ -1,10 +1,9 @@
 """`StreamOffset`: how far a stream has read, as JSON in Spark's checkpoint: docs/format-stream-offset.md. Pure.
 
 Invariants:
-- It carries the log's identity, so the offsets of a recreated topic, or of another log, are refused.
-- It carries where its reading began: Spark asks for the start again if it dies in the first micro-batch, and would get
-  another one.
-- It carries the ledger record below its position: a ledger that lost it, and grew again, is another history.
+- It has the log's identity, so the offsets of a re-created topic, or of another log, are refused.
+- It has the start of its reading: Spark asks for the start again if it dies in the first micro-batch, and gets another.
+- It has the ledger record below its position: a ledger that lost it, and grew again, is another history.
 """
 
 from collections.abc import Mapping
@@ -21,10 +20,12 @@ FORMAT_VERSION = 2
 class StreamOffset:
     """A place in the changes of a log.
 
-    `reading` is the id of the reading, made where it began. All commits below `place` were read. `awaits_state`: the
-    state there comes next, before any change. `is_reset`: what was read before does not count, because the micro-batch
-    that ends here begins with a reset marker and the state at `place`. `begin_place` and `begin_awaits_state` say where
-    the reading began.
+    reading             the id of the reading, made at its start
+    place               all commits below it were read
+    awaits_state        the state there comes next, before any change
+    is_reset            the micro-batch that ends here begins with a reset marker and the state at `place`, and
+                        replaces all rows before
+    begin_place         where the reading began; so does `begin_awaits_state`
     """
 
     identity: LogIdentity
@@ -37,7 +38,7 @@ class StreamOffset:
 
     @classmethod
     def initial(cls, identity: LogIdentity, reading: str, place: Place, *, awaits_state: bool) -> "StreamOffset":
-        """Where a reading begins."""
+        """Return the offset where a reading begins."""
         return cls(
             identity=identity,
             reading=reading,
@@ -55,11 +56,11 @@ class StreamOffset:
 
     @property
     def begin(self) -> "StreamOffset":
-        """Where the reading began."""
+        """The offset where the reading began."""
         return self.initial(self.identity, self.reading, self.begin_place, awaits_state=self.begin_awaits_state)
 
     def to_json(self) -> dict[str, object]:
-        """As Spark keeps it."""
+        """Return the JSON for Spark's checkpoint."""
         return {
             "version": FORMAT_VERSION,
             **{name: getattr(self.identity, field) for name, field in _IDENTITY.items()},
@@ -72,15 +73,15 @@ class StreamOffset:
         }
 
     @classmethod
-    def from_json(cls, kept: object, identity: LogIdentity) -> "StreamOffset":
-        """From what Spark kept, for the log with this identity. Raises UnknownFormat, Corrupt, IdentityChanged."""
-        found = cast("Mapping[str, Any]", kept if isinstance(kept, Mapping) else {})
+    def from_json(cls, stored: object, identity: LogIdentity) -> "StreamOffset":
+        """Parse an offset of the log with this identity. Raises UnknownFormat, Corrupt, IdentityChanged."""
+        found = cast("Mapping[str, Any]", stored if isinstance(stored, Mapping) else {})
         version = found.get("version")
         if type(version) is not int or version < 1:
             raise Corrupt(
-                "the offset in the query's checkpoint is none of statelog's",
+                "the offset in the query's checkpoint is not statelog's",
                 keys=", ".join(sorted(found)),
-                hint="It is that of another source: give this query a checkpoint of its own",
+                hint="Give this query a checkpoint of its own: this one belongs to another source",
             )
         if version > FORMAT_VERSION:
             raise UnknownFormat("the query's checkpoint is of a newer statelog", found=version, known=FORMAT_VERSION)
@@ -104,7 +105,7 @@ _TYPES: Mapping[str, type] = {
 
 
 def _of_2(found: Mapping[str, Any]) -> Mapping[str, Any]:
-    """An offset of version 1, which has positions without the record below them, in the words of version 2."""
+    """Rename the fields of an offset of version 1, which has positions without the record below them."""
     renamed = {"position": "place", "beginPosition": "beginPlace"}
     return {renamed.get(name, name): [value] if name in renamed else value for name, value in found.items()}
 
@@ -126,10 +127,10 @@ def _checked(found: Mapping[str, Any]) -> StreamOffset:
 
 
 def batch_start(start: StreamOffset, end: StreamOffset) -> StreamOffset:
-    """Where the micro-batch that ends at `end` begins.
+    """Return where the micro-batch that ends at `end` begins.
 
-    A reset begins where it ends. A start of another reading than the end's was made anew after a death in the first
-    micro-batch: that one begins where its own reading began.
+    A reset begins where it ends. Spark asks for a start again after it died in the first micro-batch. Then `start` is
+    of another reading than `end`, and the micro-batch begins where the reading of `end` began.
     """
     if end.is_reset and end.reading != start.reading:
         return end
@@ -137,5 +138,5 @@ def batch_start(start: StreamOffset, end: StreamOffset) -> StreamOffset:
 
 
 def is_reset(start: StreamOffset, end: StreamOffset) -> bool:
-    """Whether the micro-batch between them begins with a reset marker."""
+    """Return whether the micro-batch between them begins with a reset marker."""
     return end.is_reset and batch_start(start, end) == end

@@ -1,18 +1,17 @@
-"""`StreamPlanner`: plans the micro-batches of one query: where each ends, and what its tasks read. No Spark in it.
+"""`StreamPlanner`: plans the micro-batches of one query: where each ends, and what its tasks read. Free of Spark.
 
-It lives as long as the query's process. Spark may die anywhere: whatever a planner knows follows from the offsets in
-Spark's checkpoint, the log, and the subscription. Each look at the ledger reads what is new, and nothing twice
-(`CommitWindow`).
+It exists as long as the query's process. Spark may die anywhere: all of a planner's knowledge follows from the offsets
+in Spark's checkpoint, the log, and the subscription. The ledger is read incrementally (`CommitWindow`).
 
-What keeps a stream's place from truncation (`StreamHold`) is a subscription, if the query names a reader, which holds
-while the query is stopped, too; else a lease, which holds for its time after the last micro-batch began, and is
-replaced every hour, because no lease may live longer than the materializer allows.
+`StreamHold` protects a stream's position from truncation. If the query names a reader, by a subscription, which also
+holds while the query is stopped. Else by a lease, which holds for its time after the last micro-batch began. It is
+replaced every hour, because the materializer limits the age of leases.
 
 Invariants:
 - A micro-batch has the changes of whole commits, valid ones only, or the state at one position.
-- A batch that Spark has begun is planned again as it was, or is an error: it never becomes another.
-- What is gone is an error, or a new beginning after a reset; it is never skipped.
-- Only places that Spark has committed are held, so a query that is started again finds its own there.
+- A batch that Spark has begun is planned again unchanged, or is an error.
+- Truncated changes are an error, or a new beginning after a reset; they are never skipped.
+- Only positions that Spark has committed are held, so a restarted query finds its own still held.
 """
 
 import logging
@@ -52,13 +51,11 @@ from statelog.spark.stream_offset import StreamOffset, batch_start, is_reset
 
 _LOG = logging.getLogger("statelog.spark")
 _MOVE_S = 30.0
-_ANEW_S = 3600.0
+_REPLACE_S = 3600.0
 
 
 def admitted(commits: Iterable[CommitFacts], limit: Limit) -> int:
-    """How many of these commits, the oldest first, make the next micro-batch: all within the limit, but at least one,
-    because a commit counts as a whole.
-    """
+    """Return how many of these commits, oldest first, make the next micro-batch: all within the limit, at least one."""
     taken, changes, size_bytes = 0, 0, 0
     for commit in commits:
         changes += commit.changes
@@ -70,7 +67,7 @@ def admitted(commits: Iterable[CommitFacts], limit: Limit) -> int:
 
 
 class StreamPlanner(Closing):
-    """Plans for one query. Belongs to one thread. Raises KeyGroupMismatch for key groups that the log lacks."""
+    """The planner of one query. Belongs to one thread. Raises KeyGroupMismatch for key groups that the log lacks."""
 
     def __init__(self, log: Log, options: StreamOptions) -> None:
         self.log = log
@@ -80,13 +77,16 @@ class StreamPlanner(Closing):
         self._hold: StreamHold | None = None
         self._window: CommitWindow | None = None
         self._known = (0, 0)
-        self._let_state_go: Callable[[], None] | None = None
+        self._drop_lease: Callable[[], None] | None = None
 
-    # ---- what Spark asks, in its order
+    # ---- called by Spark, in this order
 
     def begin(self) -> StreamOffset:
-        """Where a new reading begins. Raises NotFound if the log does not hold the place, ConfigError for a time
-        that is still to come, Damaged, Unavailable."""
+        """Return where a new reading begins.
+
+        Raises NotFound if the log does not have that position, ConfigError for a time in the future, Damaged,
+        Unavailable.
+        """
         reading, identity = self._environment.new_id(), self.log.descriptor.identity
         match self.options.start:
             case Beginning.SNAPSHOT:
@@ -104,10 +104,10 @@ class StreamPlanner(Closing):
         return StreamOffset.initial(identity, reading, place, awaits_state=False)
 
     def end_of(self, start: StreamOffset, limit: Limit = NO_LIMIT, *, until: int | None = None) -> StreamOffset:
-        """Where the micro-batch behind `start` ends; `start` itself if there is nothing. `start` is committed: what is
-        below is not held any more. Not beyond the position `until`.
+        """Return where the micro-batch after `start` ends, at most at the position `until`; `start` if it is empty.
 
-        Raises NotFound, SubscriptionEnded with the way out, ReaderInUse, Damaged, Unavailable.
+        `start` is committed by Spark, so the changes below it are released. Raises NotFound, SubscriptionEnded with the
+        way out, ReaderInUse, Damaged, Unavailable.
         """
         try:
             window = self._follow(start)
@@ -115,8 +115,8 @@ class StreamPlanner(Closing):
             if not start.awaits_state:
                 return self._next_end(start, window, limit, until)
         except (NotFound, OffsetGone, SubscriptionEnded) as error:
-            return self._begin_anew(start, error)
-        self._check_kept(start.position)
+            return self._start_over(start, error)
+        self._check_retained(start.position)
         self._known = (window.ledger_end(), start.position)
         return replace(start, awaits_state=False)
 
@@ -128,21 +128,21 @@ class StreamPlanner(Closing):
         taken = admitted(window.commits, limit)
         found = replace(start, place=window.commits[taken - 1].place, is_reset=False) if taken else start
         self._known = (end_position, found.position)
-        if not taken and until is not None:  # The run is over, and the next one may be a night away.
+        if not taken and until is not None:  # The run ends, and the next one may come a day later.
             self._held(start).move(start.position, window.rebase, at_once=True)
         return found
 
     def plan(self, start: StreamOffset, end: StreamOffset, value_schema_id: int) -> Plan:
-        """What the tasks of a micro-batch read, which is now in Spark's checkpoint: changes, or a state.
+        """Return the plan of a micro-batch, which is now in Spark's checkpoint: changes, or a state.
 
-        Raises NotFound or SubscriptionEnded if it is gone by now, ReaderInUse, Damaged, Unavailable, and
+        Raises NotFound or SubscriptionEnded if it was truncated, ReaderInUse, Damaged, Unavailable, and
         IncompatibleSchema if a state may have values of a newer schema.
         """
         first = batch_start(start, end)
         try:
             window = self._follow(first)
             self._held(first).take_up(window.rebase)
-            if self._known == (0, 0):  # Started again with a micro-batch that was begun: its end was not asked for.
+            if self._known == (0, 0):  # Restarted with a micro-batch that was begun: `end_of` was not called.
                 self._known = (self.log.ledger.end(at_least=end.position), end.position)
             if first.awaits_state or is_reset(start, end):
                 return self._state(end.position, value_schema_id)
@@ -156,21 +156,22 @@ class StreamPlanner(Closing):
                 seen=[first.place, end.place],
             )
         except (NotFound, OffsetGone, SubscriptionEnded) as error:
-            raise _gone(f"the micro-batch up to position {end.position}, which the query has begun", error) from error
+            what = f"the micro-batch up to position {end.position}, which the query has begun"
+            raise _truncated(what, error) from error
 
     def report(self) -> dict[str, int]:
-        """The ledger's end, and how many records of it lie behind the last micro-batch: those of other kinds, too."""
+        """Return the ledger's end, and the number of its records, of any kind, after the last micro-batch."""
         end_position, read_position = self._known
         return {"position": end_position, "behindRecords": max(0, end_position - read_position)}
 
     def close(self) -> None:
-        """Let a lease go and release the clients; a subscription stays. Idempotent."""
+        """Remove a lease and release the clients; a subscription stays. Idempotent."""
         if self._hold is not None:
             self._hold.close()
         self._hold = self._window = None
         self._release_state()
 
-    # ---- a place and its hold
+    # ---- a position and its hold
 
     def _held(self, offset: StreamOffset) -> "StreamHold":
         if self._hold is None or self._hold.reading != offset.reading:
@@ -180,63 +181,67 @@ class StreamPlanner(Closing):
         return self._hold
 
     def _follow(self, offset: StreamOffset) -> "CommitWindow":
-        """The commits from an offset on. Raises NotFound, OffsetGone if the log does not hold them."""
+        """Return the window of the commits after an offset. Raises NotFound, OffsetGone if the log lacks some."""
         if self._window is not None and self._window.holds(offset.position):
             self._window.move_to(offset.position)
             return self._window
         self._window = None
-        reach = RetainedHistory(self.log, self._groups, self._held(offset).kept_base(), seen=[offset.place])
-        base = reach.base_for(offset.position)
-        self._window = CommitWindow(self.log, base, offset.place, self._groups, self._held(offset).kept_base)
+        history = RetainedHistory(self.log, self._groups, self._held(offset).subscribed_base(), seen=[offset.place])
+        base = history.base_for(offset.position)
+        self._window = CommitWindow(self.log, base, offset.place, self._groups, self._held(offset).subscribed_base)
         return self._window
 
-    def _begin_anew(self, start: StreamOffset, error: StatelogError) -> StreamOffset:
-        """Behind a reset, at the newest snapshot, if the query asked for that. Raises the trouble with the way out."""
+    def _start_over(self, start: StreamOffset, error: StatelogError) -> StreamOffset:
+        """Return the newest snapshot, with a reset, if the query allows that. Raises the error with the way out."""
         newest = self.log.manifests.newest()
         if self.options.on_truncation is OnTruncation.FAIL or newest is None:
-            raise _gone(f"position {start.position}, where the query goes on", error) from error
+            raise _truncated(f"position {start.position}, where the query continues", error) from error
         place = newest.place
-        _LOG.warning("%s: a stream begins anew from the snapshot at position %d: %s", self.log.name, place[0], error)
-        anew = StreamOffset.initial(start.identity, self._environment.new_id(), place, awaits_state=False)
+        _LOG.warning("%s: a stream starts over from the snapshot at position %d: %s", self.log.name, place[0], error)
+        begin = StreamOffset.initial(start.identity, self._environment.new_id(), place, awaits_state=False)
         self._held(start).give_up(start.position, error)
-        self._held(anew).move(anew.position, lambda: newest)
-        self._check_kept(anew.position)
-        return replace(anew, is_reset=True)
+        self._held(begin).move(begin.position, lambda: newest)
+        self._check_retained(begin.position)
+        return replace(begin, is_reset=True)
 
-    def _check_kept(self, position: int) -> None:
-        """Raise NotFound if the snapshot that is to be read next is gone. It is kept from when its position is held;
-        nothing of it is in Spark's checkpoint yet.
+    def _check_retained(self, position: int) -> None:
+        """Raise NotFound if the snapshot at the held position was dropped before it was held.
+
+        Nothing of it is in Spark's checkpoint yet.
         """
         if all(one.position != position for one in RetainedHistory(self.log, self._groups).manifests):
             raise NotFound(
                 "the snapshot where the stream was to begin was dropped at the same moment",
                 position=position,
-                hint="Start the query again: it begins with a newer one",
+                hint="Start the query again: it begins with a newer snapshot",
             )
 
     def _state(self, position: int, value_schema_id: int) -> Plan:
-        """The plan of a state, held by a lease until its micro-batch is committed."""
+        """Return the plan of a state, held by a lease until its micro-batch is committed."""
         self._release_state()
         newest_id = self.log.value_schemas.newest().id
         if newest_id > value_schema_id:
-            raise newer_values(newest_id, value_schema_id)  # It is not known whether the state has such values.
+            raise newer_values(newest_id, value_schema_id)  # It is unknown whether the state has such values.
         lease_s = max(300, self.options.lease_s)
         settings = RecoverySettings(holder="spark-stream", lease_ttl_s=lease_s, value_schema_id=value_schema_id)
         found = recover(self.log, key_groups=self._groups, at=AtPosition(position), settings=settings)
-        self._let_state_go = found.reserve()
+        self._drop_lease = found.reserve()
         return replace(found.plan, value_schema_id=value_schema_id)
 
     def _release_state(self) -> None:
-        if self._let_state_go is not None:
-            self._let_state_go()
-            self._let_state_go = None
+        if self._drop_lease is not None:
+            self._drop_lease()
+            self._drop_lease = None
 
 
 class CommitWindow:
-    """The commits from `start` on, of which `key_groups` count (None: all). Belongs to one thread.
+    """The commits after `start`. Belongs to one thread.
 
-    `base` lies at or below the start; None is the ledger's first record; `kept` gives what others may have kept since.
-    Raises OffsetGone if it is truncated, AnchorMismatch if the record below the start is another one now.
+    base        a state at or below the start; None is the ledger's first record
+    key_groups  those that count (None: all)
+    subscribed  returns the base that the reader's subscription has now
+
+    Raises OffsetGone if the start was truncated, AnchorMismatch if the record below it is another one now.
     """
 
     def __init__(
@@ -245,32 +250,34 @@ class CommitWindow:
         base: LedgerBase | None,
         start: Place,
         key_groups: Collection[int] | None = None,
-        kept: Callable[[], LedgerBase | None] = lambda: None,
+        subscribed: Callable[[], LedgerBase | None] = lambda: None,
     ) -> None:
         self._log = log
-        self._kept = kept
-        self._near: LedgerBase | None = None
+        self._subscribed = subscribed
+        self._newest: LedgerBase | None = None
         self._partitions = partitions_of(key_groups, log.descriptor)
         with log.replay(base, start.position) as replay:
             self.base = replay.folded
         log.history.expect([start])
         self._start = self._position = start.position
         self._read = self.base
-        """The ledger at some place that was read, where the base may be by and by."""
+        """The ledger's state as it was read last, which may become the base."""
         self.commits: deque[CommitFacts] = deque()
 
     def holds(self, position: int) -> bool:
-        """Whether a stream can go on at this position without a new window."""
+        """Return whether a stream can continue at this position without a new window."""
         return self._start <= position <= self._position
 
     def move_to(self, position: int) -> None:
-        """Begin at a position that the window holds."""
+        """Move the start to a position in the window."""
         while self.commits and self.commits[0].position <= position:
             self.commits.popleft()
         self._start = position
 
     def ledger_end(self) -> int:
-        """The ledger's end now. Raises BeyondEnd or AnchorMismatch if it lacks what was read, IdentityChanged,
+        """Return the ledger's end now.
+
+        Raises BeyondEnd or AnchorMismatch if the ledger lost records that were read, IdentityChanged,
         BrokerUnavailable.
         """
         end_position = self._log.history.end(self._position)
@@ -278,7 +285,7 @@ class CommitWindow:
         return end_position
 
     def read_ahead(self, end_position: int, is_enough: Callable[[], bool]) -> None:
-        """Read on, up to the end or until it is enough. Raises OffsetGone, BeyondEnd, Damaged, Unavailable."""
+        """Read commits up to the end, unless there are enough. Raises OffsetGone, BeyondEnd, Damaged, Unavailable."""
         if is_enough():
             return
         found = self._log.history.commits(self._position, end_position)
@@ -291,8 +298,10 @@ class CommitWindow:
         self._read = Folded(view.state, view.place)
 
     def rebase(self) -> Folded:
-        """Fold the base up to the start, which it then is; reads again what lies between. Behind a rest the ledger may
-        hold less of that, and a snapshot have the rest, or the hold, which another driver of the query moved.
+        """Fold the base up to the start, by reading the records between them again, and return it.
+
+        After a pause they may be truncated. Then a snapshot has them, or the subscription, which another driver of the
+        query moved.
         """
         if self._read.place.position == self._start:
             self.base = self._read
@@ -301,23 +310,21 @@ class CommitWindow:
                 with self._log.replay(self.base, self._start) as replay:
                     self.base = replay.folded
             except OffsetGone:
-                with self._log.replay(self._nearest(), self._start) as replay:
+                with self._log.replay(self._newest_base(), self._start) as replay:
                     self.base = replay.folded
         return self.base
 
-    def _nearest(self) -> LedgerBase | None:
-        """The nearest one that was ever found: a snapshot may be gone when it is asked for again, and all others lie
-        above, or what is held below.
-        """
+    def _newest_base(self) -> LedgerBase | None:
+        """Return the newest base at or below the start that was ever found: its snapshot may be deleted by now."""
         with suppress(NotFound):
-            found = RetainedHistory(self._log, None, self._kept()).base_for(self._start)
-            if self._near is None or found is None or found.state.position > self._near.state.position:
-                self._near = found
-        return self._near
+            found = RetainedHistory(self._log, None, self._subscribed()).base_for(self._start)
+            if self._newest is None or found is None or found.state.position > self._newest.state.position:
+                self._newest = found
+        return self._newest
 
 
 class StreamHold(Closing):
-    """Holds one reading's place. Belongs to one thread."""
+    """The hold on one reading's position. Belongs to one thread."""
 
     def __init__(self, log: Log, options: StreamOptions, reading: str) -> None:
         self._log = log
@@ -332,31 +339,32 @@ class StreamHold(Closing):
             holder = f"Spark stream {reading}"
             self._subscription = HeldSubscription(log, options.reader, holder_id=reading, holder=holder)
 
-    def kept_base(self) -> LedgerBase | None:
-        """The fold that the reader's subscription carries, if there is one. Raises SubscriptionEnded, ReaderInUse."""
+    def subscribed_base(self) -> LedgerBase | None:
+        """Return the state in the reader's subscription, if there is one. Raises SubscriptionEnded, ReaderInUse."""
         found = self._subscription.newest() if self._subscription else None
         check_holder(found, self.reading)
         return None if found is None or found.identity != self._log.descriptor.identity else found
 
     def move(self, position: int, base: Callable[[], LedgerBase], *, at_once: bool = False) -> None:
-        """Hold a committed position, if it is time to, or `at_once`; `base` is the fold there.
+        """Hold a committed position, if that is due, or `at_once`; `base` returns the state there.
 
         Raises SubscriptionEnded, ReaderInUse, OffsetGone, StoreRefused, Unavailable.
         """
         self._lease.renew()
-        least_s = _ANEW_S if position == self._position else 0.0 if at_once else _MOVE_S
+        least_s = _REPLACE_S if position == self._position else 0.0 if at_once else _MOVE_S
         if self._held_s is None or self._clock() - self._held_s >= least_s:
             self._hold(base())
 
     def take_up(self, base: Callable[[], LedgerBase]) -> None:
-        """Spark has the reading in its checkpoint: from now on nobody else takes its reader id."""
+        """Claim the reader id for this reading, which is now in Spark's checkpoint."""
         if self._subscription is not None and not self._is_taken_up:
             self._hold(base(), take_up=True)
             self._is_taken_up = True
 
     def give_up(self, position: int, error: StatelogError) -> None:
-        """End the subscription of this reading, if it stands: it held nothing, and its reader is the next reading's.
-        Not one that lies above the lost `position`: another driver of the query went on, and may live. Raises Corrupt,
+        """End the subscription of this reading, so that the next reading can use its reader.
+
+        One above the lost `position` stays: another driver of the query continued, and may be alive. Raises Corrupt,
         StoreRefused, Unavailable.
         """
         found = self._subscription.newest() if self._subscription else None
@@ -366,7 +374,7 @@ class StreamHold(Closing):
             end_subscription(self._log.store, found, error.message, current_environment())
 
     def close(self) -> None:
-        """Let a lease go; a subscription stays."""
+        """Remove a lease; a subscription stays."""
         self._lease.close()
 
     def _hold(self, base: LedgerBase, *, take_up: bool = False) -> None:
@@ -377,16 +385,16 @@ class StreamHold(Closing):
         self._position, self._held_s = base.state.position, self._clock()
 
 
-def _gone(what: str, error: StatelogError) -> StatelogError:
+def _truncated(what: str, error: StatelogError) -> StatelogError:
     if isinstance(error, SubscriptionEnded):
         return error.restated(
-            hint="Start the query with another readerId: it goes on if the log still holds its place. Else start it"
-            " with a new checkpoint and startingPosition=snapshot; onTruncation=snapshot does so by itself",
+            hint="Start the query with another readerId: it continues if the log still holds its position. Else start"
+            " it with a new checkpoint and startingPosition=snapshot; onTruncation=snapshot does so by itself",
         )
     return NotFound(
         f"the log does not hold {what}",
-        hint="Start it with a new checkpoint, startingPosition=snapshot and a new readerId, which holds the place of a"
-        " query that is stopped (onTruncation=snapshot does so by itself, but for a micro-batch that was begun)",
+        hint="Start it with a new checkpoint, startingPosition=snapshot and a new readerId, which holds the position of"
+        " a stopped query (onTruncation=snapshot does so by itself, but for a micro-batch that was begun)",
         reason=error.message,
         **{name: fact for name, fact in error.facts.items() if name != "reason"},
     )

@@ -1,13 +1,13 @@
 """`spark.readStream.format("statelog")`: committed changes as micro-batches.
 
-Spark makes one of these in a process of its own for each run of a query, asks it where micro-batches end and what their
-tasks read, and copies it to the tasks. It is killed at the end, often without a call.
+Spark makes a `StreamReader` in a process of its own for each run of a query, and copies it to the tasks. It asks the
+reader where micro-batches end and what their tasks read. At the end it kills the process, often without calling `stop`.
 
 Rows have the columns of the batch read of changes. The rows of a state are puts without a commit: writer, checkpoint
-and timestamp are null, the position is that of the state. A reset marker is one row with the op `reset`, nothing but
-its position beside it.
+and timestamp are null, the position is that of the state. A reset marker is one row with only the op `reset` and its
+position.
 
-Invariant: nothing is raised and nothing opened while it is made, because Spark would hide why.
+Invariant: making a reader raises nothing and opens nothing, because Spark would hide the error.
 """
 
 import math
@@ -40,11 +40,11 @@ from statelog.spark.stream_offset import FORMAT_VERSION, StreamOffset, is_reset
 from statelog.spark.stream_planner import StreamPlanner
 
 RESET = "reset"
-"""The op of a reset marker: what was read before does not count, the state at its position follows."""
+"""The op of a reset marker: the state at its position follows, and replaces all rows before."""
 
 
 def stream_columns(options: Mapping[str, str]) -> StructType:
-    """The columns of a stream: those of the batch read of changes. Raises ConfigError, NotFound, Unavailable."""
+    """Return the columns of a stream: those of the batch read of changes. Raises ConfigError, NotFound, Unavailable."""
     given = stream_options(options)
     log = checked_log(given.where)
     return change_columns(log.descriptor, log.value_schemas.newest(), given.columns)
@@ -64,12 +64,12 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     @reported()
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802  # Spark's name
-        """Where a new query begins."""
+        """Return where a new query begins."""
         return self._run().begin().to_json()
 
     @reported()
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802  # Spark's name
-        """That there is a limit, if the options have one; how it is kept is `latestOffset`'s."""
+        """Return a limit if the options have one. `latestOffset` applies it."""
         limit = self._run().options.limit
         if limit.changes < math.inf:
             return ReadMaxRows(int(limit.changes))
@@ -77,12 +77,12 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     @reported()
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802  # Spark's name
-        """Read what is committed by now, and no more."""
+        """Limit the run to the commits so far."""
         self._until = self._run().log.ledger.end()
 
     @reported()
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802  # Spark's name
-        """Where the next micro-batch ends. Without a limit of Spark's, those of the options do not count."""
+        """Return where the next micro-batch ends. If Spark sets no limit, those of the options do not apply."""
         planner = self._run()
         offset = StreamOffset.from_json(start, planner.log.descriptor.identity)
         allowed = NO_LIMIT if isinstance(limit, ReadAllAvailable) else planner.options.limit
@@ -90,20 +90,20 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     @reported()
     def reportLatestOffset(self) -> dict[str, Any]:  # noqa: N802  # Spark's name
-        """For the progress report: the ledger's end, and how far the query is behind it."""
+        """Return for the progress report the ledger's end, and how far the query is behind it."""
         return {"version": FORMAT_VERSION, **self._run().report()}
 
     @reported()
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
-        """The parts of a micro-batch."""
+        """Return the parts of a micro-batch."""
         planner = self._run()
         descriptor = planner.log.descriptor
         first, last = (StreamOffset.from_json(one, descriptor.identity) for one in (start, end))
         plan = planner.plan(first, last, self._value_schema_id)
-        return parts_of(plan, descriptor, planner.options, begins_anew=is_reset(first, last))
+        return parts_of(plan, descriptor, planner.options, starts_over=is_reset(first, last))
 
     def stop(self) -> None:
-        """Release everything. Spark seldom asks for it."""
+        """Release everything. Spark rarely calls it."""
         if self._planner is not None:
             self._planner.close()
             self._planner.log.close()
@@ -112,14 +112,14 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     # ---- on executors
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """The rows of one part. Raises NotFound, Damaged, Unavailable."""
+        """Yield the rows of one part. Raises NotFound, Damaged, Unavailable."""
         with reported():
             identity = partition.plan.identity if isinstance(partition, PlanPart) else None
             log = cached_log(stream_options(self._given).where, identity)
             yield from part_rows(log, partition, spark_arrow_schema(self._columns))
 
     def __getstate__(self) -> dict[str, object]:
-        """Without what only the query's own process has."""
+        """Omit the planner, which only the query's own process has."""
         return {**self.__dict__, "_planner": None}
 
     def _run(self) -> StreamPlanner:
@@ -139,20 +139,21 @@ class ResetPart(InputPartition):
 
 
 def parts_of(
-    plan: Plan, descriptor: Descriptor, options: StreamOptions, *, begins_anew: bool
+    plan: Plan, descriptor: Descriptor, options: StreamOptions, *, starts_over: bool
 ) -> Sequence[PlanPart | ResetPart]:
-    """The parts of a micro-batch: at most as many as the log has partitions, or as the options say. One that
-    `begins_anew` has a reset marker, too.
+    """Cut a micro-batch into parts, at most one for each partition, or as many as the options say.
+
+    With `starts_over` there is a reset marker, too.
     """
     if plan.is_of_changes:
         return change_parts(plan, descriptor.partitions, options.min_partitions)
     groups = range(descriptor.key_groups) if options.key_groups is None else options.key_groups
     parts = state_parts(plan, groups, descriptor, options.min_partitions)
-    return [*([ResetPart(plan.position)] if begins_anew else []), *parts]
+    return [*([ResetPart(plan.position)] if starts_over else []), *parts]
 
 
 def part_rows(log: Log, part: InputPartition, wanted: pa.Schema) -> Iterator[pa.RecordBatch]:
-    """The rows of a part, in batches of the wanted columns. Raises NotFound, Damaged, Unavailable."""
+    """Yield the rows of a part, in batches of the wanted columns. Raises NotFound, Damaged, Unavailable."""
     match part:
         case PlanPart(plan=plan) if plan.is_of_changes:
             for batch in read_changes(log, plan):
@@ -164,4 +165,4 @@ def part_rows(log: Log, part: InputPartition, wanted: pa.Schema) -> Iterator[pa.
         case ResetPart(value=position):
             yield pa.RecordBatch.from_pylist([{"op": RESET, "position": position}], wanted)
         case _:
-            return  # Spark's stand-in for an empty list of partitions.
+            return  # Spark's placeholder for an empty list of partitions.

@@ -92,7 +92,7 @@ def test_a_subscription_is_written_when_it_has_to_be() -> None:
         numbers.append(stored.subscription.number)
     assert numbers == [2, 2, 2, 3, 3, 4]
     assert (stored.subscription.position, stored.subscription.is_taken_up) == (end, True)
-    kept = hold.kept_base()
+    kept = hold.subscribed_base()
     assert kept is not None
     assert Folded(kept.state, kept.place) == _base(log, end)
     hold.close()

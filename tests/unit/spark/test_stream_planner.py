@@ -81,7 +81,7 @@ class Query:
             end = json.loads(self.offsets[-1])
             plan = planner.plan(read(start), read(end), schema_id)
             point("planned batch")
-            self.sink[self.commits] = self._rows(log, plan, schema_id, begins_anew=is_reset(read(start), read(end)))
+            self.sink[self.commits] = self._rows(log, plan, schema_id, starts_over=is_reset(read(start), read(end)))
             point("sunk")
             self.commits += 1
             committed = end
@@ -110,10 +110,10 @@ class Query:
         """All rows of the sink, by batch."""
         return [row for number in sorted(self.sink) for row in self.sink[number]]
 
-    def _rows(self, log: Log, plan: Plan, schema_id: int, *, begins_anew: bool) -> Rows:
+    def _rows(self, log: Log, plan: Plan, schema_id: int, *, starts_over: bool) -> Rows:
         columns = change_columns(log.descriptor, log.value_schemas.get(schema_id))
         wanted = spark_arrow_schema(columns)
-        parts = parts_of(plan, log.descriptor, self._stream, begins_anew=begins_anew)
+        parts = parts_of(plan, log.descriptor, self._stream, starts_over=starts_over)
         tables = [pa.Table.from_batches(list(part_rows(log, part, wanted)), wanted) for part in parts]
         return [row for table in tables for row in table.to_pylist()]
 
@@ -230,15 +230,15 @@ def test_a_first_state_is_there_however_often_it_dies(point: str, reader: dict[s
     """
     twin = TwinLog()
     twin.write({b"k": b"0"})
-    begins_anew = point == "again"
-    start = {"startingPosition": "earliest" if begins_anew else "snapshot"}
+    starts_over = point == "again"
+    start = {"startingPosition": "earliest" if starts_over else "snapshot"}
     query = Query(twin.open, {**start, "onTruncation": "snapshot", "leaseSeconds": "100000", **reader})
-    if begins_anew:
+    if starts_over:
         query.run()
         twin.now_s += 8 * 86_400
     _roll_up(twin, tmp_path, 3)
     held = twin.open().manifests.numbers()[-1]
-    deaths = _once("offsets written" if begins_anew else point)
+    deaths = _once("offsets written" if starts_over else point)
 
     def dies(name: str) -> bool:
         if not deaths(name):
@@ -252,7 +252,7 @@ def test_a_first_state_is_there_however_often_it_dies(point: str, reader: dict[s
     assert query.lives(dies) == 1
     assert _fold(query.rows) == twin.model
     query.run()
-    assert [row["op"] for row in query.rows].count("reset") == begins_anew
+    assert [row["op"] for row in query.rows].count("reset") == starts_over
     twin.now_s += 8 * 86_400
     _roll_up(twin, tmp_path, 3)
     assert held not in twin.open().manifests.numbers()
