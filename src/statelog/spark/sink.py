@@ -1,19 +1,19 @@
-"""What Spark calls for a write: `StreamWriter` for `df.writeStream`, `BatchWriter` for `df.write`, in append mode; and
-`upsert`, for `foreachBatch`.
+"""The write side, in append mode: `StreamWriter` for `df.writeStream`, `BatchWriter` for `df.write`, and `upsert` for
+`foreachBatch`.
 
-The planning process reads the ledger (`epochs`), executors write chunks and return handles, and the commit process puts
-one Commit for (writer, query, batch), unless the ledger has the batch already. Nothing that Spark repeats, kills or
-forgets can show: what no commit lists is void. A batch is exactly once with `checkpointId` (the caller numbers
-its batches) or `batchId` (what `upsert` gives for a micro-batch).
+The planning process reads the ledger (`epochs`), and executors write chunks and return handles. The commit process puts
+one Commit for (writer, query, batch), unless the ledger has the batch already. Work that Spark repeats, kills or
+forgets has no effect: chunks that no commit lists are void. A batch is exactly once with `checkpointId`, the caller's
+number for it, or `batchId`, which `upsert` sets.
 
-`upsert` is for update mode, which Spark gives to no Python sink, and which stateful aggregations need. It is a batch
-write that carries the batch id; tasks know the query id themselves. It keeps no client in the driver's process.
+`upsert` is for update mode, which Spark offers to no Python sink, and which stateful aggregations need. It is a batch
+write that carries the batch id; tasks know the query id themselves. It holds no client in the driver's process.
 
 Invariants:
-- Making a writer does no I/O. Spark pickles the one for planning and no other: the ledger is read there, and no more.
-- A task touches neither ledger nor DFS: it needs the brokers, and the plan that travels in the pickled writer.
-- The commit process alone writes to the ledger. It has read what the planner had read of it before it decides
-  anything, and decides again once its Open is valid: what the ledger has by then is final until it commits itself.
+- Making a writer does no I/O. Spark pickles only the writer for planning: pickling reads the ledger, and nothing else.
+- A task uses neither ledger nor DFS: it needs the brokers, and the plan in the pickled writer.
+- Only the commit process writes to the ledger. Before it decides, it has read the ledger at least as far as the
+  planner. It decides again once its Open is valid: then the ledger is final until its own commit.
 - After an error the committer is dropped: the next commit starts from the ledger.
 """
 
@@ -64,22 +64,22 @@ from statelog.spark.ownership import (
     committed_handles,
     decide_batch,
     decide_write,
+    digest_metadata,
     planned_earlier,
-    told_of,
 )
 from statelog.spark.reported import reported, unpicklable
 from statelog.spark.rows import TASK_SETTINGS, RowMapping, row_mapping, write_rows
 
 _LOG = logging.getLogger("statelog.spark")
-QUERY_PROPERTY = "sql.streaming.queryId"  # Spark sets it for every job of a streaming query; it documents no name.
-RUN_PROPERTY = "spark.jobGroup.id"  # The run of a query is its job group, unless the function made one of its own.
-_CASE_PROPERTY = "spark.sql.caseSensitive"  # As all settings of a session, a property of its jobs.
+QUERY_PROPERTY = "sql.streaming.queryId"  # Spark sets it for every job of a streaming query, but does not document it.
+RUN_PROPERTY = "spark.jobGroup.id"  # The job group is the run of a query, unless the function set its own.
+_CASE_PROPERTY = "spark.sql.caseSensitive"  # Like all settings of a session, a property of its jobs.
 _UUID = re.compile("[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 _PROCESS = str(uuid.uuid4())
 _REPORT = "Nothing was committed: run the batch again, and report this"
 _MEANWHILE = (
-    "Another writer committed to these partitions while the tasks wrote. It is fenced now: start the query, or run the"
-    " write, again"
+    "Start the query, or run the write, again. Another writer committed to these partitions while the tasks wrote; it"
+    " is fenced now"
 )
 _FEWER = (
     "Write statelog.spark.repartition_by_key_group(df, log): each task then has key groups of its own, in few"
@@ -88,17 +88,21 @@ _FEWER = (
 
 _Key = tuple[Log, str, tuple[int, ...], str, str | None]
 _committers: ProcessCache[_Key, Committer] = ProcessCache()
-"""By the opened log, which may rest for less time than what was made of it; writer, partitions, query and run."""
+"""By the opened log, which the other cache may close earlier, and by writer, partitions, query and run."""
 
 
-# ---- what Spark calls
+# ---- called by Spark
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaskResult(WriterCommitMessage):
-    """What a task tells the commit process: its `handle` (`Handle.to_bytes`), and the `plan` that it was written under;
-    `query_id` is '' outside of a streaming query, `run_id` None where Spark does not tell, `digest` that of its rows,
-    None if nothing may repeat them.
+    """The result of a task, for the commit process.
+
+    plan      the grant that the task wrote under
+    handle    `Handle.to_bytes`
+    query_id  '' outside of a streaming query
+    run_id    None if Spark does not name the run
+    digest    that of the task's rows, None if the write is not numbered
     """
 
     plan: Grant
@@ -109,15 +113,15 @@ class TaskResult(WriterCommitMessage):
 
 
 def _named_query(found: str | None, given: str | None) -> str:
-    """The query as Spark names it, or, only where it does not, the user. Raises ConfigError if they differ."""
+    """Return the query id from Spark, or else from the user. Raises ConfigError if they differ."""
     if found and given and found != given:
-        hint = "Leave queryId out: Spark tells its tasks which query they belong to"
+        hint = "Omit queryId: Spark gives its tasks the id of their query"
         raise ConfigError("the option queryId contradicts Spark's own query id", given=given, found=found, hint=hint)
     return found or given or ""
 
 
 class _Sink:
-    """What both writers are. One has its plan from the first pickling on, and so in every copy."""
+    """The common part of both writers. The first pickling plans, so every copy has the plan."""
 
     _is_stream: bool
 
@@ -138,12 +142,14 @@ class _Sink:
 
     @reported()
     def write(self, iterator: Iterator[pa.RecordBatch]) -> TaskResult:
-        """Send a task's rows as one change set, on an executor; one that fails, is repeated or comes too late leaves
-        chunks that no commit lists. Raises InvalidChange, KeyGroupMismatch, PersistFailed, Unavailable.
+        """Send a task's rows as one change set, on an executor.
+
+        A task that fails, is repeated or ends too late leaves chunks that no commit lists. Raises InvalidChange,
+        KeyGroupMismatch, PersistFailed, Unavailable.
         """
         task, rows, context = self.task, self._rows, TaskContext.get()
-        assert task is not None, "tasks have what was pickled"
-        assert rows is not None, "tasks have what was pickled"
+        assert task is not None, "pickling has planned"
+        assert rows is not None, "pickling has planned"
         if context is None:
             raise ConfigError("this must run inside a Spark task", hint="Use df.write or df.writeStream")
         query_id = _named_query(context.getLocalProperty(QUERY_PROPERTY), self.options.query_id)
@@ -161,7 +167,7 @@ class _Sink:
         return TaskResult(plan=task.grant, handle=handle, query_id=query_id, run_id=run_id, digest=writer.digest)
 
     def __getstate__(self) -> dict[str, object]:
-        """With the plan. Columns are checked before any task runs."""
+        """Plan the batch before pickling, and check its columns, before any task runs."""
         if self.task is None:
             mapping = partial(row_mapping, self._columns, self.options)
             try:
@@ -180,39 +186,41 @@ class StreamWriter(_Sink, DataSourceStreamArrowWriter):  # type: ignore[misc]  #
 
     @reported()
     def commit(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803  # Spark's name
-        """Commit the batch, beside the driver, as `commit_batch`."""
+        """Commit the batch, in a Python worker of the driver. Raises the errors of `commit_batch`."""
         commit_batch(self.options, messages, batchId)
 
     def abort(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803  # Spark's name
-        """Do nothing: what no commit lists is void."""
+        """Do nothing: chunks that no commit lists are void."""
 
 
 class BatchWriter(_Sink, DataSourceArrowWriter):  # type: ignore[misc]  # as above
-    """Spark's view of the batch sink. One instance is planned, copied to the tasks, and to the commit process."""
+    """Spark's view of the batch sink. One instance is planned, and copied to the tasks and the commit process."""
 
     _is_stream = False
 
     @reported()
     def commit(self, messages: Sequence[WriterCommitMessage | None]) -> None:
-        """Commit the rows of all tasks, beside the driver. Raises as `commit_batch`."""
+        """Commit the rows of all tasks, in a Python worker of the driver. Raises the errors of `commit_batch`."""
         if self.options.batch_id is not None:
             commit_batch(self.options, messages, self.options.batch_id)
         else:
             commit_write(self.options, messages)
 
     def abort(self, messages: Sequence[WriterCommitMessage | None]) -> None:
-        """Do nothing: what no commit lists is void."""
+        """Do nothing: chunks that no commit lists are void."""
 
 
-# ---- the commit, beside the driver
+# ---- the commit, in a Python worker of the driver
 
 
 def commit_batch(options: WriteOptions, messages: Sequence[WriterCommitMessage | None], batch_id: int) -> bool:
-    """Commit micro-batch `batch_id`; return False if it was a replay. Raise CheckpointMismatch, OverlappingTasks,
-    Misuse, Fenced, CommitRefused, OutcomeUnknown, Damaged, Unavailable, ConfigError.
+    """Commit micro-batch `batch_id`. Return False if it was a replay.
+
+    Raises CheckpointMismatch, OverlappingTasks, Misuse, Fenced, CommitRefused, OutcomeUnknown, Damaged, Unavailable,
+    ConfigError.
     """
     results = _results(messages)
-    if not results:  # Spark has a task for every write, also of no partition: else the next batch came behind a gap.
+    if not results:  # Spark runs a task even for no partition. Without a commit, the next batch would follow a gap.
         raise Misuse("Spark ran no task for this batch", batch=batch_id, hint=_REPORT)
     query_id, run_id = _query_id(results), results[0].run_id
     options = replace(options, run_id=run_id)
@@ -220,7 +228,7 @@ def commit_batch(options: WriteOptions, messages: Sequence[WriterCommitMessage |
 
 
 def commit_write(options: WriteOptions, messages: Sequence[WriterCommitMessage | None]) -> bool:
-    """Commit a plain batch write; return False if it was a replay. Raise as `commit_batch`."""
+    """Commit a plain batch write. Return False if it was a replay. Raises the errors of `commit_batch`."""
     results = _results(messages)
     if results and results[0].query_id and options.checkpoint_id is None:
         _LOG.warning("%s: a plain write in foreachBatch is repeated with its batch: use upsert", options.where.log)
@@ -231,17 +239,17 @@ def _commit(
     options: WriteOptions, results: Sequence[TaskResult], decide: Callable[[LastCommit | None], BatchDecision]
 ) -> bool:
     if not results:
-        return True  # No task ran, so there are no changes, and a replay of nothing is nothing again.
+        return True  # No task ran, so there are no changes to commit or to replay.
     plan = results[0].plan
     log = cached_log(options.where, plan.descriptor.identity)
     handles = [Handle.from_bytes(result.handle) for result in results]
-    told = told_of([result.digest for result in results], plan.value_schema)
+    digest = digest_metadata([result.digest for result in results], plan.value_schema)
 
     def is_there(last: LastCommit | None) -> bool:
-        """Whether the ledger has the batch. Raises for one that cannot be committed behind that."""
+        """Return whether the ledger has the batch. Raise an error if the batch cannot follow the last commit."""
         decision = decide(last)
         if last is not None and decision.is_replay:
-            check_replay(last, options, told, handles, lambda: committed_handles(log, last))
+            check_replay(last, options, digest, handles, lambda: committed_handles(log, last))
             _LOG.info("%s: writer %s has checkpoint %d already", log.name, options.writer, decision.checkpoint_id)
             return True
         if not options.unique_keys:
@@ -258,26 +266,27 @@ def _commit(
             _committers.put(key, committer)
         elif committer.base != plan.base and not are_in_order(committer.last, options, results[0].query_id):
             raise planned_earlier(options)
-        is_new = not is_there(committer.last)  # Asked again: what an Open settles may have been this batch.
+        is_new = not is_there(committer.last)  # Checked again: the commit that an Open resolved may be this batch.
         if is_new:
             decision = decide(committer.last)
             adopted = [_adopted(handle, committer.base, decision.checkpoint_id) for handle in handles]
             for handle in adopted:
-                check_handle(committer.grant, handle, decision.checkpoint_id)  # Quiet ones, which are not listed, too.
+                check_handle(committer.grant, handle, decision.checkpoint_id)  # Also quiet ones, which are not listed.
             listed = [handle for handle in adopted if not handle.is_quiet]
-            committer.begin(listed, decision.checkpoint_id, {**decision.metadata, **told}, final=False)
+            committer.begin(listed, decision.checkpoint_id, {**decision.metadata, **digest}, final=False)
             committer.finish()
     return is_new
 
 
 def _followed(key: _Key, plan: Grant) -> Committer | None:
-    """The committer that this process has for the run, which has read what others wrote; None if there is none, or its
-    epoch is over.
+    """Return the run's committer in this process, after it has read the ledger up to the plan.
+
+    Returns None if there is none, or its epoch was fenced.
     """
     found = _committers.get(key)
     if found is not None:
         try:
-            found.catch_up(plan.witness)  # Others wrote between its last commit and the plan, or it has, elsewhere.
+            found.catch_up(plan.witness)  # Others, or this run in another process, wrote since its last commit.
         except Fenced:
             _committers.drop(key)
             return None
@@ -286,7 +295,7 @@ def _followed(key: _Key, plan: Grant) -> Committer | None:
 
 @contextmanager
 def _with_remedy(options: WriteOptions, handles: Sequence[Handle]) -> Generator[None]:
-    """Name Spark's remedy for a commit of too many pieces, for tasks that share a key group, and for rivals."""
+    """Add Spark's remedy to errors for too many pieces, shared key groups, and competing writers."""
     pieces = sum(len(handle.entries) for handle in handles)
     if pieces >= MANY_PIECES:
         text = "%s: this commit has %d pieces, of %d tasks, and each reader and round takes memory for each. %s"
@@ -303,17 +312,16 @@ def _with_remedy(options: WriteOptions, handles: Sequence[Handle]) -> Generator[
 
 
 def _adopted(handle: Handle, base: Checkpoint, checkpoint_id: int) -> Handle:
-    """The task's handle as part of this checkpoint behind `base`: tasks know neither, and chunks carry neither. Which
-    batch may follow which is decided by batch ids.
+    """Return a task's handle as part of this checkpoint after `base`: tasks know neither, and chunks have neither.
+
+    Batch ids decide which batch may follow.
     """
     steps = tuple(replace(step, checkpoint_id=checkpoint_id) for step in handle.steps)
     return replace(handle, base=base, steps=steps)
 
 
 def _results(messages: Sequence[WriterCommitMessage | None]) -> list[TaskResult]:
-    """The tasks' results. Raises Misuse if one is missing, no result of ours, or of another batch: the commit would not
-    be the batch.
-    """
+    """Return the tasks' results. Raises Misuse if one is missing, is no TaskResult, or belongs to another batch."""
     results = [message for message in messages if isinstance(message, TaskResult)]
     batches = {(one.plan.nonce, one.query_id, one.run_id) for one in results}
     if len(results) != len(messages) or len(batches) > 1:
@@ -328,7 +336,7 @@ def _results(messages: Sequence[WriterCommitMessage | None]) -> list[TaskResult]
 
 
 def _run_of(context: TaskContext) -> str | None:
-    """The run of the query that a task belongs to, where Spark tells."""
+    """Return the run of the query that a task belongs to, None if Spark does not name it."""
     run_id = context.getLocalProperty(RUN_PROPERTY)
     return run_id if _UUID.fullmatch(run_id or "") else None
 
@@ -345,16 +353,17 @@ def _query_id(results: Sequence[TaskResult]) -> str:
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Upsert:
-    """The function that `upsert` makes. Pickles, for Spark Connect."""
+    """The function that `upsert` makes. It can be pickled, for Spark Connect."""
 
     options: tuple[tuple[str, str], ...]
     made_in: tuple[tuple[str, str], ...] = ()
-    """The query that it was made in, and its run, for threads that Spark tells of none."""
+    """The query that it was made in, and its run, for threads that Spark gives none."""
 
     @reported()
     def __call__(self, batch: DataFrame, batch_id: int) -> None:
-        """Write and commit the micro-batch. An empty one is a commit, too: progress. A second call in it is Misuse.
-        Raise ConfigError where nobody names the query, before anything is opened.
+        """Write and commit the micro-batch. An empty one is a commit, too, for progress.
+
+        Raises Misuse for a second call in a micro-batch, and ConfigError without a query id, before anything is opened.
         """
         session = batch.sparkSession
         given = {**dict(self.made_in), **_caller(session), **dict(self.options), "batchId": str(batch_id)}
@@ -385,14 +394,16 @@ def upsert(
     query_id: str | None = None,
 ) -> Upsert:
     """Make the function for `foreachBatch`. The DataFrame has the columns of a write: `key`, optional `op`, the value.
-    It is one commit for each micro-batch, so a function of your own calls it once in each: `allow_gaps` lets it leave
-    batches out.
 
-    `unique_keys` declares that no key comes twice in a batch, as after an aggregation by key; else `sequence_by` names
-    the column whose greatest value in a task decides for a key. `partitions` are this job's, by number or as a share
-    (`"0/3"` is the first of three); the rest of the log is left to other jobs. `allow_changed_replay` is for a query
-    whose batches differ when Spark repeats them: the first one stands. `query_id` names the query where Spark does not
-    (Spark Connect). Raises ConfigError, InvalidName; the rest when a batch comes.
+    Each call is one commit, so a function of your own calls it once in each micro-batch. Raises ConfigError,
+    InvalidName; other errors are raised with a batch.
+
+    unique_keys           declares that no key comes twice in a batch, as after an aggregation by key
+    sequence_by           else names the column whose greatest value in a task decides for a key
+    partitions            those of this job, by number or as a share (`"0/3"` is the first of three)
+    allow_gaps            lets a function of your own skip batches
+    allow_changed_replay  for a query whose batches differ when Spark repeats them: the first one stays
+    query_id              the query, if Spark does not name it (Spark Connect)
 
         >>> write = upsert("visits", Where.local("/tmp/statelog"), writer="job-1")
         >>> query = counts.writeStream.outputMode("update").foreachBatch(write)  # .start()
@@ -419,8 +430,9 @@ def upsert(
 
 
 def _caller(session: SparkSession) -> dict[str, str]:
-    """Return the query that calls us and its run, where Spark names them in the driver. With Spark Connect it does not,
-    and a process serves one run.
+    """Return the calling query and its run, if Spark names them in the driver.
+
+    Spark Connect does not name them, but a process there serves one run.
     """
     try:
         context = session.sparkContext
@@ -432,12 +444,12 @@ def _caller(session: SparkSession) -> dict[str, str]:
 
 
 def _ranges(partitions: Sequence[int]) -> str:
-    """As an option. Raises ConfigError for what is no number of a partition."""
+    """Return partitions as an option. Raises ConfigError for a value that is no partition number."""
     return ranges_text(whole_numbers("partitions", partitions, example='partitions=[0, 1], or "0/3"'))
 
 
 def _flag(name: str, value: object) -> str:
-    """As an option. Text is refused, because "false" would be true in Python."""
+    """Return a flag as an option. Text is refused, because "false" would be true in Python."""
     if not isinstance(value, bool):
         raise ConfigError(f"{name} is {value!r}", hint="Give True or False")
     return "true" if value else "false"

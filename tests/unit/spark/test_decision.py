@@ -20,7 +20,7 @@ from statelog.schemas.ledger.state import LastCommit
 from statelog.schemas.values.schema import OPAQUE, ValueSchema
 from statelog.spark.option_texts import LogAddress
 from statelog.spark.options import WriteOptions
-from statelog.spark.ownership import NO_QUERY, BatchDecision, check_replay, decide_batch, decide_write, told_of
+from statelog.spark.ownership import NO_QUERY, BatchDecision, check_replay, decide_batch, decide_write, digest_metadata
 
 _OPTIONS = WriteOptions(where=LogAddress("log", Where({"bootstrap.servers": "127.0.0.1:9"}, "/nowhere")), writer="w")
 
@@ -108,7 +108,7 @@ def test_a_gap_is_taken_where_an_option_says_that_nothing_is_missing() -> None:
 
 def told(*rows: tuple[str, str | None], schema: ValueSchema = OPAQUE) -> Mapping[str, Any]:
     """What a commit says of these rows, each of a task of its own; a value of None deletes."""
-    return told_of([digest_of([row]) for row in rows], schema)
+    return digest_metadata([digest_of([row]) for row in rows], schema)
 
 
 def digest_of(rows: Sequence[tuple[str, str | None]]) -> StateDigest:
@@ -144,7 +144,7 @@ def test_a_repetition_is_compared_with_what_was_committed() -> None:
     rows = (("a", "1"), ("b", None), ("c", "3"))
     last = LastCommit(Checkpoint(1, bytes(16)), 0, told(*rows))
     check_replay(last, _OPTIONS, told(*reversed(rows)), (), unread)
-    check_replay(last, _OPTIONS, told_of([digest_of(rows)], OPAQUE), (), unread)
+    check_replay(last, _OPTIONS, digest_metadata([digest_of(rows)], OPAQUE), (), unread)
     handles = [handle((0, 2, b""))]
     for others in ([("a", "1")], [*rows[:2], ("c", "4")], [("a", "1"), ("b", ""), ("c", "3")], []):
         with pytest.raises(CheckpointMismatch, match=r"allowChangedReplay.*query_id.*takeOverFrom=none") as caught:
@@ -192,5 +192,5 @@ def test_a_plain_write_names_its_checkpoint_or_takes_the_next() -> None:
     assert write(last, 4).is_replay
     assert write(last, None).checkpoint_id == 5
     assert write(last, 10).checkpoint_id == 10
-    with pytest.raises(CheckpointMismatch, match="Checkpoint ids of a writer must grow"):
+    with pytest.raises(CheckpointMismatch, match="Give a greater id than the last one"):
         write(last, 3)

@@ -10,7 +10,7 @@ from statelog.log import Log
 from statelog.producer.writer import Writer
 from statelog.schemas.ledger.fold import LedgerFold
 from statelog.spark.options import WriteOptions, write_options
-from statelog.spark.ownership import RECENT_S, check_rivals
+from statelog.spark.ownership import RECENT_S, check_competitors
 from statelog.testing.cluster import MemoryCluster
 from tests.support.rigs.log import twin_rig
 
@@ -83,13 +83,13 @@ def test_a_query_of_another_writer_that_has_committed_bars_others(
         fold = LedgerFold(log.descriptor.identity, log.history.read().state)
         if is_rival:
             with pytest.raises(LogInUse) as caught:
-                check_rivals(log, fold, options, WRITTEN_S + 60)
+                check_competitors(log, fold, options, WRITTEN_S + 60)
             assert (caught.value.facts["writer"], caught.value.facts["query_id"]) == ("one", "q1")
             assert (caught.value.facts["partitions"], caught.value.facts["last_seen_s"]) == ("0", 60)
         else:
-            check_rivals(log, fold, options, WRITTEN_S + 60)
-        check_rivals(log, fold, options, WRITTEN_S + RECENT_S + 1)
-        check_rivals(log, fold, replace(options, take_over=True), WRITTEN_S + 60)
+            check_competitors(log, fold, options, WRITTEN_S + 60)
+        check_competitors(log, fold, options, WRITTEN_S + RECENT_S + 1)
+        check_competitors(log, fold, replace(options, take_over=True), WRITTEN_S + 60)
 
 
 def test_a_rival_whose_age_nobody_knows_may_live() -> None:
@@ -100,4 +100,4 @@ def test_a_rival_whose_age_nobody_knows_may_live() -> None:
         committed_by_one(log)
         fold = LedgerFold(log.descriptor.identity, log.history.read().state)
         with pytest.raises(LogInUse):
-            check_rivals(log, fold, QUERY, WRITTEN_S + 2 * RECENT_S)
+            check_competitors(log, fold, QUERY, WRITTEN_S + 2 * RECENT_S)

@@ -182,7 +182,7 @@ def test_what_others_commit_meanwhile_is_not_overwritten_in_part(place: Place) -
         result = written(rig, options, "one")
         writer.put(b"alice", b"theirs, too")
         writer.commit()
-        with pytest.raises(CommitRefused, match="It is fenced now"):
+        with pytest.raises(CommitRefused, match="it is fenced now"):
             commit_batch(options, [result], 0)
         writer.put(b"alice", b"late")
         with pytest.raises(Fenced):
