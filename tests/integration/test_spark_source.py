@@ -148,7 +148,7 @@ def test_a_read_that_outlived_its_lease_is_told_since_when(rig: SparkLog, tmp_pa
             writer.commit(checkpoint_id=number)
             run_round(rig.log, policy)
     for late in (lambda: list(reader.read(part)), reader.partitions):
-        with pytest.raises(NotFound, match=r"planned at 20.* UTC, .* gone by now, at 20.*load\(\) again"):
+        with pytest.raises(NotFound, match=r"planned at 20.* UTC, .* deleted by now, at 20.*load\(\) again"):
             late()
 
 

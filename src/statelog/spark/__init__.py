@@ -1,6 +1,6 @@
 """Spark: `format("statelog")`, `upsert` for `foreachBatch`, frames by key group, rounds, errors. Needs pyspark.
 
-Each name is loaded when it is first used: every worker of a session imports this package, and most need little of it.
+Each name is loaded on first use: every worker of a session imports this package, and most need little of it.
 """
 
 import importlib as _importlib

@@ -1,12 +1,12 @@
 """Clients that live as long as a worker process: opened logs, producers, coordinators.
 
 Spark reuses a worker for many tasks and batches; a new Kafka client for each of them costs half a second. Spark
-runs one task at a time in a worker, so nothing here is locked, and nothing here is ever pickled.
+runs one task at a time in a worker, so there are no locks. Caches are never pickled.
 
 Invariants:
-- What is cached belongs to the process that made it. In a fork the cache looks empty, and nothing of the parent's is
-  closed there.
-- After an error the client in use is dropped: the next user gets a fresh one.
+- Cached clients belong to the process that made them. A fork starts with an empty cache, and closes no client of its
+  parent.
+- After an error the client in use is dropped: the next user gets a new one.
 """
 
 import atexit
@@ -30,7 +30,7 @@ from statelog.schemas.topic_policy import ROUND
 from statelog.spark.option_texts import LogAddress
 
 IDLE_S = 600.0
-"""Whatever was not used for so long is closed when the cache is next used: a process may serve any number of jobs."""
+"""Clients that were idle for so long are closed at the next use of the cache: a process may serve many jobs."""
 
 
 class _Closable(Protocol):
@@ -43,7 +43,7 @@ P = TypeVar("P")
 
 
 class ProcessCache(Generic[K, V]):
-    """A cache of things to close: those that rest for `idle_s` go, all go when the process ends."""
+    """A cache that closes values that are idle for `idle_s`, and all of them when the process ends."""
 
     def __init__(self, *, idle_s: float = IDLE_S, clock: Callable[[], float] = time.monotonic) -> None:
         self._pid = os.getpid()
@@ -53,7 +53,7 @@ class ProcessCache(Generic[K, V]):
         atexit.register(self.clear)
 
     def get(self, key: K) -> V | None:
-        """What is cached under `key`, or None."""
+        """Return the value cached under `key`, or None."""
         _spare_collections()
         self._forget_parent()
         now_s = self._clock()
@@ -66,25 +66,25 @@ class ProcessCache(Generic[K, V]):
         return value
 
     def get_or_make(self, key: K, make: Callable[[], V]) -> V:
-        """What is cached under `key`, made now if nothing is."""
+        """Return the value cached under `key`, or make and cache one."""
         found = self.get(key)
         return self.put(key, make()) if found is None else found
 
     def put(self, key: K, value: V) -> V:
-        """Cache `value`, closing what was there before."""
+        """Cache `value`, and close the one before."""
         self.drop(key)
         self._entries[key] = value, self._clock()
         return value
 
     def drop(self, key: K) -> None:
-        """Close and forget what is cached under `key`, if anything."""
+        """Close and remove the value under `key`, if there is one."""
         self._forget_parent()
         if key in self._entries:
             value, _ = self._entries.pop(key)
             value.close()
 
     def clear(self) -> None:
-        """Close and forget everything."""
+        """Close and remove all values."""
         for key in list(self._entries):
             self.drop(key)
 
@@ -98,29 +98,30 @@ _producers: ProcessCache[Where, Producer] = ProcessCache()
 
 
 def cached_log(where: LogAddress, identity: LogIdentity | None = None) -> Log:
-    """The opened log of this process; opened again if it is not the one with the `identity` that was planned. Raises
-    IdentityChanged if that is gone, and as `open_log`.
+    """Return the opened log of this process; open it again if its identity is not the planned `identity`.
+
+    Raises IdentityChanged if the planned log no longer exists, and the errors of `open_log`.
     """
     log = _logs.get_or_make(where, lambda: open_log(where))
     if identity not in (None, log.descriptor.identity):
-        anew = open_log(where)
-        if anew.descriptor.identity == log.descriptor.identity:
-            anew.close()  # The plan is the old one: what others of this process made of the log goes on.
+        reopened = open_log(where)
+        if reopened.descriptor.identity == log.descriptor.identity:
+            reopened.close()  # The plan is outdated, not the cached log, which others in this process use.
         else:
-            log = _logs.put(where, anew)
+            log = _logs.put(where, reopened)
     if identity is not None and identity != log.descriptor.identity:
         raise IdentityChanged(
             "this was planned on topics that the log had before",
             log=log.name,
             expected=shown_id(identity.ledger_topic_id),
             found=shown_id(log.descriptor.identity.ledger_topic_id),
-            hint="load() again; a query, or a write, is to be started again",
+            hint="load() again, or start the query or write again",
         )
     return log
 
 
 def checked_log(where: LogAddress) -> Log:
-    """The opened log of this process, for a look that asks nothing else which would tell that it is another one now."""
+    """Return the opened log of this process, for callers that would not notice that it was re-created."""
 
     def checked() -> Log:
         log = cached_log(where)
@@ -131,7 +132,7 @@ def checked_log(where: LogAddress) -> Log:
 
 
 def planned(where: LogAddress, plan: Callable[[], P]) -> P:
-    """What `plan` makes of the opened log; once more if the log was recreated under its name since it was opened."""
+    """Return the result of `plan`. Call it again if the log was re-created under its name since it was opened."""
     try:
         return plan()
     except IdentityChanged:
@@ -141,8 +142,9 @@ def planned(where: LogAddress, plan: Callable[[], P]) -> P:
 
 @contextmanager
 def task_producer(where: LogAddress) -> Generator[Producer]:
-    """The producer of this process for one task. After an error, or if the task is cut short, the next gets a new one:
-    what this one still has in flight must not be mistaken for another's.
+    """Yield the producer of this process for one task.
+
+    After an error or an interrupt the next task gets a new one: records still in flight must not be mistaken for its.
     """
     export_from_worker()
     config = where.where.client_config()
@@ -152,7 +154,7 @@ def task_producer(where: LogAddress) -> Generator[Producer]:
 
 
 def open_log(where: LogAddress) -> Log:
-    """Open the log, for the caller alone. It may be for a round; all others are refused what they have to be later.
+    """Open the log, for this caller only, with the checks of a round. Other uses are checked later.
 
     Raises NotFound, ConfigError, Damaged, UnsafeTopic, Unavailable.
     """
@@ -164,12 +166,12 @@ _frozen_modules = 0
 
 
 def _spare_collections() -> None:
-    """Take what was imported out of the garbage collector's sight, in Spark's workers.
+    """Exclude imported modules from garbage collection, in Spark's workers.
 
-    pyspark's daemon has its workers collect all garbage after every task. Walking over a hundred thousand objects that
-    live as long as their modules takes 60 ms and more, which is longer than most small tasks.
+    pyspark's daemon makes its workers collect all garbage after every task. Traversing a hundred thousand objects of
+    modules takes 60 ms and more, which is longer than most small tasks.
     """
-    global _frozen_modules  # noqa: PLW0603  # the collector is the process's, and so is what it was told
+    global _frozen_modules  # noqa: PLW0603  # the collector is the process's, and so is this
     main = sys.modules["__main__"].__spec__
     if main is not None and main.name == "pyspark.daemon" and len(sys.modules) != _frozen_modules:
         _frozen_modules = len(sys.modules)

@@ -1,10 +1,10 @@
 """Columns of a DataFrame: those of a state (`schemas.values.schema`) and of changes, and the key group. Pure.
 
-Two tasks of a batch must not write the same key group, for nothing orders them. In a DataFrame arranged by key group
-they cannot, and each task writes to few partitions, which is also the fastest: persisting costs a request for each.
+Two tasks of a batch must not write the same key group, for nothing orders them. In a DataFrame partitioned by key
+group they cannot. Each task then writes to few partitions, which is also fastest: persisting costs a request for each.
 
-Invariant: a batch that is read has exactly the Arrow schema that Spark computes from the columns, because Spark
-compares the first batch of a task and trusts the rest.
+Invariant: a batch that is read has exactly the Arrow schema that Spark computes from the columns. Spark checks only the
+first batch of a task.
 """
 
 from collections.abc import Callable, Collection, Iterator, Sequence
@@ -25,12 +25,12 @@ from statelog.schemas.values.schema import BATCH_ROWS, ValueSchema, state_schema
 
 
 def state_columns(descriptor: Descriptor, value: ValueSchema, *, include_key_group: bool) -> StructType:
-    """The columns of a state, all nullable."""
+    """Return the columns of a state, all nullable."""
     return from_arrow_schema(state_schema(descriptor, value, include_key_group=include_key_group))
 
 
 def spark_arrow_schema(columns: StructType) -> pa.Schema:
-    """The Arrow schema that Spark compares the first batch of a task with."""
+    """Return the Arrow schema that Spark compares with the first batch of a task."""
     return to_arrow_schema(columns, timezone="UTC")
 
 
@@ -41,15 +41,16 @@ def check_columns(given: StructType, expected: StructType, what: str) -> None:
             f"the given schema differs from that of {what}",
             given=given.simpleString(),
             expected=expected.simpleString(),
-            hint="Leave .schema() out, and for a stream the option read; select, rename and cast after the read",
+            hint="Omit .schema(), and for a stream the option read; select, rename and cast after the read",
         )
 
 
 def newest_with(
     given: StructType, schemas: Sequence[ValueSchema], columns_of: Callable[[ValueSchema], StructType], what: str
 ) -> ValueSchema:
-    """The newest value schema that has the given columns, by `columns_of`: a DataFrame or a query may be older than the
-    last evolution. Raises ConfigError if none has.
+    """Return the newest value schema that has the given columns, by `columns_of`. Raises ConfigError if none has.
+
+    It is not always the last one: a DataFrame or a query may be older than the last evolution.
     """
     for one in reversed(schemas):
         if _same(given, columns_of(one)):
@@ -59,12 +60,12 @@ def newest_with(
 
 
 def _same(one: StructType, other: StructType) -> bool:
-    """Whether two lists of columns have the same names and types in the same order."""
+    """Return whether two lists of columns have the same names and types in the same order."""
     return spark_arrow_schema(one).equals(spark_arrow_schema(other))
 
 
 def change_columns(descriptor: Descriptor, value: ValueSchema, names: Collection[str] | None = None) -> StructType:
-    """The columns of committed changes: the value in one, because a delete has none; of these names (None: all)."""
+    """Return the columns of committed changes with these names (None: all). The value is one, null in a delete."""
     types = {
         "key": descriptor.key_type.arrow_type,
         "op": pa.string(),
@@ -79,8 +80,9 @@ def change_columns(descriptor: Descriptor, value: ValueSchema, names: Collection
 
 
 def change_batches(changes: pa.RecordBatch, wanted: pa.Schema, position: int | None = None) -> Iterator[pa.RecordBatch]:
-    """Changes, as recovery reads them, as batches of the wanted columns, of at most 65,536 rows. The rows of a state,
-    at `position`, are puts without a commit: what only a commit has is null.
+    """Yield changes from recovery as batches of the wanted columns, of at most 65,536 rows.
+
+    The rows of a state, at `position`, are puts without a commit: the columns of a commit are null.
     """
     arrays: list[pa.Array] = []
     for field in wanted:
@@ -98,20 +100,20 @@ def change_batches(changes: pa.RecordBatch, wanted: pa.Schema, position: int | N
 
 
 def chosen(columns: StructType, names: Collection[str] | None) -> StructType:
-    """The columns of these names, in the order of the state. Raises ConfigError for an unknown name."""
+    """Return the columns with these names, in the order of the state. Raises ConfigError for an unknown name."""
     if names is None:
         return columns
     unknown = sorted(set(names) - set(columns.fieldNames()))
     if unknown:
         known = ", ".join(columns.fieldNames())
-        raise ConfigError(f"the state has no column {', '.join(unknown)}", hint=f"It has {known}")
+        raise ConfigError(f"the state has no column {', '.join(unknown)}", hint=f"Name one of {known}")
     return StructType([field for field in columns.fields if field.name in names])
 
 
 def key_group_column(name: str, key_type: KeyType | str, key_groups: int, prefix_bytes: int | None = None) -> Column:
-    """The key group (int) of the top-level column `name`, as every part of statelog computes it; null for a null.
+    """Return a column with the key group (int) of the top-level column `name`; null for a null.
 
-    It needs no look at the log:
+    It needs no log:
 
         >>> people = spark.createDataFrame([("alice",)], "name string")
         >>> people.select(key_group_column("name", "string", 128)).first()[0]
@@ -121,7 +123,7 @@ def key_group_column(name: str, key_type: KeyType | str, key_groups: int, prefix
 
 
 def repartition_by_key_group(df: DataFrame, log: Log | Descriptor, tasks: int | None = None) -> DataFrame:
-    """`df` in `tasks` partitions (None: as many as the log has) of adjacent key groups, ready to be written.
+    """Return `df` in `tasks` partitions (None: as many as the log has) of adjacent key groups, for a write.
 
     Needs the column `key`, or `key_group` if the log's callers place their keys. Raises ConfigError.
 

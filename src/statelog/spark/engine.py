@@ -1,14 +1,14 @@
 """Rounds of the materializer on a Spark session: `materialize` for one, `spark_engine` for those of a daemon.
 
-The driver plans, checks and puts the manifest, as with any engine; only tasks read changes and runs. They are started
-by `mapInArrow` alone, so it works on Spark Connect, too.
+The driver plans, checks and puts the manifest, as with any engine; only tasks read changes and runs. `mapInArrow`
+starts them, so this works on Spark Connect, too.
 
 Invariants:
-- One Spark task does one task of the round. What it returns was uploaded, and read back whole.
-- Runs have names that nobody used before, and that begin with their round's. So a task that Spark repeats, or runs
-  twice at once, leaves files that no manifest names: a round that fails deletes them, or the winner of a later one.
-- Memory of a task is that of one of the local engine, whatever the size of state and commits.
-- A typed error of a task is raised as that error; any other failure of the job is Unavailable, as nothing is lost.
+- One Spark task does one task of the round. The runs that it returns were uploaded, and read back whole.
+- Runs have new names that begin with their round's. So a task that Spark repeats, or runs twice at once, leaves files
+  that no manifest names. The round deletes them if it fails, else the winner of a later one does.
+- A task takes as much memory as one of the local engine, whatever the size of state and commits.
+- A typed error of a task is raised as that error. Any other failure of the job is Unavailable, as nothing is lost.
 """
 
 import pickle
@@ -45,12 +45,12 @@ from statelog.spark.reported import error_of, reported
 from statelog.store.run_reader import read_back_written
 from statelog.store.run_writer import upload_run
 
-_LOOK_S = 0.5
+_CHECK_S = 0.5
 TASK_BYTES = 16 << 20
-"""What a task is worth, by default: a run of its own, and the tenth of a second that Spark takes to start it."""
+"""The least bytes of a task, by default: it makes a run of its own, and Spark takes a tenth of a second to start it."""
 _FAST = 1
 DONE_SCHEMA = "task long, done binary"
-"""What `TaskWork` gives: the number of a task, and its `TaskDone`, pickled."""
+"""The rows of `TaskWork`: the number of a task, and its `TaskDone`, pickled."""
 
 
 # ---- a task, on an executor
@@ -67,8 +67,10 @@ class TaskDone:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaskWork:
-    """The tasks of a stage, packed, by number, on the log with this identity. `scratch` is the round's directory: every
-    worker makes its own beside it. All of them go to every worker, which unpacks its own: 2 MB for 100,000 change sets.
+    """The tasks of a stage on the log with this identity, packed, by number.
+
+    `scratch` is the round's directory: every worker makes its own next to it. Every worker gets all tasks, and unpacks
+    its own: they take 2 MB for 100,000 change sets.
     """
 
     where: LogAddress
@@ -78,17 +80,18 @@ class TaskWork:
 
     @classmethod
     def of(cls, where: LogAddress, identity: LogIdentity, scratch: Path, tasks: Iterable[Task]) -> "TaskWork":
-        """The work of these tasks."""
+        """Return the work of these tasks."""
         packed = tuple(zlib.compress(pickle.dumps(task), _FAST) for task in tasks)
         return cls(where=where, identity=identity, scratch=scratch, tasks=packed)
 
     def task(self, number: int) -> Task:
-        """A task of the stage."""
+        """Return a task of the stage."""
         return cast("Task", pickle.loads(zlib.decompress(self.tasks[number])))  # noqa: S301  # Our driver's own.
 
     def rows(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """For `mapInArrow`: numbers of tasks in, what was done out. Raises Damaged, NotFound, Unavailable, ConfigError,
-        for the driver.
+        """Do the tasks with these numbers, and yield their results. The function for `mapInArrow`.
+
+        Raises Damaged, NotFound, Unavailable, ConfigError, for the driver.
         """
         for batch in batches:
             for number in cast("list[int]", batch.column(0).to_pylist()):
@@ -98,11 +101,11 @@ class TaskWork:
                 yield pa.RecordBatch.from_arrays(columns, names=["task", "done"])
 
     def _do(self, task: Task) -> TaskDone:
-        log = cached_log(self.where, self.identity)  # Another one's schemas would be taken for those of this one.
+        log = cached_log(self.where, self.identity)  # A re-created log may have other schemas under the same ids.
         environment = current_environment()
-        prefix = _prefix_of(self.scratch)  # So that the driver finds what is uploaded here.
+        prefix = _prefix_of(self.scratch)  # So that the driver finds the uploaded runs.
         with scratch_directory(self.scratch.parent, environment) as scratch:
-            # Spark ends a task that is not wanted any more by ending its process.
+            # Spark cancels a task by ending its process.
             work = RoundWork(log=log, scratch=scratch, go_on=lambda: None, environment=environment, prefix=prefix)
             found, replayed = write_runs(task, work)
             for one in found:
@@ -129,10 +132,10 @@ def materialize(
     most_tasks: int | None = None,
     task_bytes: int = TASK_BYTES,
 ) -> RoundOutcome:
-    """Roll the log up, once: the driver plans and puts the manifest, Spark tasks fold, merge and write.
+    """Run one round: the driver plans and puts the manifest, Spark tasks fold, merge and write.
 
-    `most_tasks` are the tasks that a fold or a merge is cut into at most, None for as many as the session runs at once;
-    none gets fewer bytes than `task_bytes`. Of `settings`, `scratch` is a directory of every worker.
+    `most_tasks` limits the tasks of a fold or a merge (None: as many as the session runs at once); each gets at least
+    `task_bytes`. The `scratch` of `settings` is a directory on every worker.
 
     Raises Damaged, UnsafeTopic, IdentityChanged, NotFound, Unavailable, ConfigError, InvalidName.
 
@@ -147,7 +150,7 @@ def materialize(
 def spark_engine(
     spark: SparkSession, name: str, where: Where, *, most_tasks: int | None = None, task_bytes: int = TASK_BYTES
 ) -> EngineMaker:
-    """What a `Materializer` on this log takes as `make_engine`, so that its rounds run on Spark. See `materialize`.
+    """Return the `make_engine` for a `Materializer` on this log whose rounds run on Spark. See `materialize`.
 
     >>> from statelog.materializer import run_round
     >>> run_round(log, make_engine=spark_engine(spark, log.name, where)).number
@@ -157,7 +160,7 @@ def spark_engine(
     address = log_address(address_options(name, where))
     if (most_tasks is not None and most_tasks < 1) or task_bytes < 1:
         raise ConfigError("most_tasks and task_bytes are at least 1", most_tasks=most_tasks, task_bytes=task_bytes)
-    if most_tasks is None:  # As many as the session runs at once: Spark Connect answers this, and it takes no shuffle.
+    if most_tasks is None:  # Ask in a way that works with Spark Connect, and takes no shuffle.
         of_rows = spark.range(1 << 16).select(spark_partition_id().alias("partition"))
         most_tasks = len(of_rows.toArrow().column("partition").unique())
     return partial(SparkEngine, spark=spark, where=address, most_tasks=most_tasks, task_bytes=task_bytes)
@@ -177,7 +180,7 @@ class SparkEngine:
         self._done: dict[str, TaskDone] = {}
 
     def tasks_for(self, size_bytes: int) -> int:
-        """As many as Spark can run at once, but none with less to do than a task is worth."""
+        """Return at most as many as Spark can run at once, each of at least `task_bytes`."""
         return max(1, min(self._most_tasks, size_bytes // self._task_bytes))
 
     def write(self, tasks: Sequence[Task]) -> Written:
@@ -190,47 +193,47 @@ class SparkEngine:
         return written_of([run for one in done for run in one.runs], [one.replayed for one in done])
 
     def do(self, work: TaskWork) -> dict[int, TaskDone]:
-        """What the tasks of a stage give, by number."""
+        """Run the tasks of a stage, and return their results by number."""
         count = len(work.tasks)
         done = self._spark.range(0, count, 1, count).mapInArrow(work.rows, DONE_SCHEMA)
         try:
             with _interruptible(self._spark, self._work.go_on):
                 rows = done.collect()
         except Exception as error:
-            self._work.go_on()  # Whatever Spark says of a job that was interrupted.
+            self._work.go_on()  # Raises, whatever Spark says, if the job was interrupted.
             lines = str(error).strip().splitlines()
             raise error_of(error) or Unavailable(
                 f"the Spark job of a round failed: {type(error).__name__}: {lines[0] if lines else ''}",
-                hint="Nothing is lost, and the next round starts over. The job's own log says more",
+                hint="See the job's own log. Nothing is lost, and the next round starts over",
             ) from error
         return {row.task: pickle.loads(row.done) for row in rows}  # noqa: S301  # From our own task.
 
     def forget(self, runs: Sequence[RunRef]) -> None:
-        """Nothing to do: what lies in the store and is not named goes when this round, or a later one, has won."""
+        """Do nothing: the winner of this round, or of a later one, deletes runs that no manifest names."""
 
     def publish(self, runs: Sequence[RunRef]) -> Written:
-        """Those that this engine wrote: the tasks have uploaded them and read them back."""
+        """Return the runs that this engine wrote: the tasks have uploaded them and read them back."""
         mine = tuple(run for run in runs if run.path in self._done)
         seconds = sum({id(self._done[run.path]): self._done[run.path].read_back_s for run in mine}.values())
         return Written(runs=mine, seconds=seconds)
 
     def uploaded(self) -> Iterator[str]:
-        """What tasks uploaded, of whom nothing may have come back, and what went into a merge since."""
+        """Yield the uploads of all tasks, also of those that returned nothing, and runs that were merged since."""
         for info in self._work.log.store.list(f"runs/{_prefix_of(self._work.scratch)}"):
             yield info.path
 
 
 def _prefix_of(scratch: Path) -> str:
-    """What the names of the runs of the round with this directory begin with, and of no other's."""
+    """Return the unique prefix for the names of runs of the round with this directory."""
     return f"{scratch.name.rpartition('-')[2]}-"
 
 
 @contextmanager
 def _interruptible(spark: SparkSession, go_on: Callable[[], None]) -> Generator[None]:
-    """Around a job of this thread: it is interrupted once the round is given up."""
+    """Interrupt the Spark job of this thread in this block once the round is given up."""
     tag = f"statelog-{uuid.uuid4().hex}"
 
-    def look() -> None:
+    def check() -> None:
         try:
             go_on()
         except RoundGivenUp:
@@ -238,7 +241,7 @@ def _interruptible(spark: SparkSession, go_on: Callable[[], None]) -> Generator[
 
     spark.addTag(tag)
     try:
-        with repeated(look, _LOOK_S, "statelog-spark-engine"):
+        with repeated(check, _CHECK_S, "statelog-spark-engine"):
             yield
     finally:
         spark.removeTag(tag)

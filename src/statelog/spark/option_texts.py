@@ -1,8 +1,7 @@
-"""The texts of options of `format("statelog")`, by names whose case Spark has dropped: flags, numbers, lists, keys, and
-where the log is. Pure.
+"""Parse the texts of options of `format("statelog")`: flags, numbers, lists, keys, and where the log is. Pure.
 
-An unknown option is refused by name, with the known ones beside it, because an option that is silently ignored is a
-guarantee that silently is not there.
+Spark lowers the case of names. An unknown option is refused with the list of known ones: a silently ignored option
+would be a silently missing guarantee.
 """
 
 import json
@@ -18,20 +17,20 @@ from statelog.store.url import option_text, option_value
 
 _KAFKA = "kafka."
 _STORAGE = "storage."
-"""What the names of options begin with that are handed on to Kafka's client, or to the store."""
+"""Prefixes of the options that are passed to Kafka's client, or to the store."""
 _MISSING_HINT = (
-    "Name the log: .option('log', 'flights'). Of a table in its catalog Spark hands over no OPTIONS: "
-    "use CREATE TEMPORARY VIEW, or SELECT ... FROM t WITH (log = 'flights', ...)"
+    "Name the log: .option('log', 'flights'). Spark hands over no OPTIONS of a table in its catalog: use CREATE "
+    "TEMPORARY VIEW, or SELECT ... FROM t WITH (log = 'flights', ...)"
 )
 
 
 def lowered(options: Mapping[str, str]) -> dict[str, str]:
-    """The options by lower-cased names, as Spark hands them over."""
+    """Return the options by lower-case names, as Spark passes them."""
     return {name.lower(): value for name, value in options.items()}
 
 
 def _below(given: Mapping[str, str], prefix: str) -> dict[str, str]:
-    """The options whose names begin with a prefix, without it."""
+    """Return the options whose names begin with a prefix, without it."""
     return {name[len(prefix) :]: value for name, value in given.items() if name.startswith(prefix)}
 
 
@@ -40,21 +39,19 @@ def refuse_unknown(given: Mapping[str, str], known: Collection[str], what: str, 
     names = {name.lower() for name in (*known, *own)}
     unknown = sorted(name for name in given if name not in names and not name.startswith((_KAFKA, _STORAGE)))
     if unknown:
-        hint = f"Known are {', '.join(known)}, kafka.* and storage.*"
+        hint = f"Use {', '.join(known)}, kafka.* and storage.*"
         if any(word in name for name in unknown for word in ("offsets", "timestamp", "subscribe", "dataloss")):
-            hint = (
-                f"What Spark's Kafka source has as startingOffsets is startingPosition, for streams and changes. {hint}"
-            )
+            hint = f"For streams and changes, the Kafka source's startingOffsets is startingPosition. {hint}"
         raise ConfigError(f"unknown option {', '.join(unknown)} for a {what}", hint=hint)
 
 
 def listed(text: str) -> tuple[str, ...]:
-    """The parts of a list that commas separate."""
+    """Split a comma-separated list."""
     return tuple(part.strip() for part in text.split(",") if part.strip())
 
 
 def flag(given: Mapping[str, str], name: str) -> bool:
-    """True or false; false if it is not given. Raises ConfigError."""
+    """Parse a boolean; False if it is not given. Raises ConfigError."""
     text = given.get(name.lower(), "false").lower()
     if text not in ("true", "false"):
         raise ConfigError(f"the option {name} is {text!r}", hint="Give true or false")
@@ -62,7 +59,7 @@ def flag(given: Mapping[str, str], name: str) -> bool:
 
 
 def number(given: Mapping[str, str], name: str, *, least: int = 0) -> int | None:
-    """A whole number, at least `least`; None if it is not given. Raises ConfigError."""
+    """Parse a whole number, at least `least`; None if it is not given. Raises ConfigError."""
     text = given.get(name.lower())
     if text is None:
         return None
@@ -73,13 +70,13 @@ def number(given: Mapping[str, str], name: str, *, least: int = 0) -> int | None
 
 
 def numbers(given: Mapping[str, str], name: str) -> tuple[int, ...] | None:
-    """Numbers and ranges, as `read_ranges` takes them. None if it is not given. Raises ConfigError."""
+    """Parse numbers and ranges with `read_ranges`; None if it is not given. Raises ConfigError."""
     text = given.get(name.lower())
     return None if text is None else read_ranges(text, f"the option {name}")
 
 
 def key_texts(text: str) -> tuple[str, ...]:
-    """Keys, as texts: separated by commas, or a JSON list, for keys that hold one. Raises ConfigError for none."""
+    """Split keys: separated by commas, or a JSON list for keys with a comma. Raises ConfigError for an empty list."""
     found = listed(text)
     if text.lstrip().startswith("["):
         try:
@@ -91,19 +88,19 @@ def key_texts(text: str) -> tuple[str, ...]:
             raise ConfigError("the option keys is no JSON list of keys", hint='Give keys such as ["a", "b"], or a,b')
         found = tuple(str(key) for key in keys)
     if not found:
-        raise ConfigError("the option keys is empty", hint="Leave it out for all keys")
+        raise ConfigError("the option keys is empty", hint="Omit it for all keys")
     return found
 
 
 class LogAddress(NamedTuple):
-    """A log by name, and where it is."""
+    """The name and the location of a log."""
 
     log: str
     where: Where
 
 
 def log_address(options: Mapping[str, str]) -> LogAddress:
-    """The log that the options name, and where it is. Raises ConfigError, InvalidName."""
+    """Return the name and the location of the log from the options. Raises ConfigError, InvalidName."""
     given = lowered(options)
     name = given.get("log") or given.get("path")
     if given.get("path", name) != name:
@@ -111,7 +108,7 @@ def log_address(options: Mapping[str, str]) -> LogAddress:
     if not name:
         raise ConfigError("the option log is missing", hint=_MISSING_HINT)
     if not given.get("root"):
-        raise ConfigError("the option root is missing", hint="Name the URL below which the log's directory lies")
+        raise ConfigError("the option root is missing", hint="Name the URL that contains the log's directory")
     kafka = _below(given, _KAFKA)
     if "bootstrap.servers" not in kafka:
         raise ConfigError("the option kafka.bootstrap.servers is missing", hint="Name at least one broker as host:port")
@@ -122,8 +119,9 @@ def log_address(options: Mapping[str, str]) -> LogAddress:
 
 
 def address_options(log: str, where: Where) -> dict[str, str]:
-    """The options that say where the log is, as `log_address` reads them. Raises ConfigError for what is no `Where`,
-    and for ports: tasks in other processes have no use for them.
+    """Return the options with the location of the log, as `log_address` reads them.
+
+    Raises ConfigError if `where` is no `Where`, or has ports, which tasks in other processes cannot use.
     """
     check_where(where)
     if not isinstance(where.root, str):

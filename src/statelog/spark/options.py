@@ -1,6 +1,6 @@
 """Options of `format("statelog")` by use: a state, changes, a view, a stream of changes, a write. Pure.
 
-Checked once, as frozen values. An option has one rule, whatever it is given for.
+Checked once, as frozen values. An option has the same rule in every use.
 """
 
 import math
@@ -44,15 +44,16 @@ _WRITE = (
     *("writerId", "partitions", "takeOver", "takeOverFrom", "checkpointId", "uniqueKeys", "sequenceBy", "nullDeletes"),
     *("allowGaps", "allowChangedReplay"),
 )
-_UPSERT = ("queryId", "runId", "batchId")  # Those that `upsert` sets, and nobody else.
-_SPARK = ("checkpointLocation", "queryName")  # Spark adds its own to those of a streaming sink.
-_CATALOG = ("provider", "owner", "option.log")  # What Spark hands over of a table in its catalog, instead of OPTIONS.
+_UPSERT = ("queryId", "runId", "batchId")  # Only `upsert` sets these.
+_SPARK = ("checkpointLocation", "queryName")  # Spark adds these to the options of a streaming sink.
+_CATALOG = ("provider", "owner", "option.log")  # Spark passes these for a table in its catalog, instead of OPTIONS.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReadOptions:
-    """What all reads of rows share. None means all key groups, all columns, any number of tasks. `lease_s` is how long
-    each scan holds what it reads, 0 for not.
+    """The options of all reads of rows. None means all key groups, all columns, any number of tasks.
+
+    `lease_s`: how long each scan holds its plan, 0 for no lease.
     """
 
     where: LogAddress
@@ -64,7 +65,7 @@ class ReadOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StateOptions(ReadOptions):
-    """A read of a state: which part of which; None for the newest. `keys` are texts, which the log's key type reads."""
+    """A read of a state, the newest one if `at` is None. `keys` are texts, parsed by the log's key type."""
 
     keys: tuple[str, ...] | None = None
     at: At | None = None
@@ -73,14 +74,14 @@ class StateOptions(ReadOptions):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChangeOptions(ReadOptions):
-    """A read of changes: those of the commits behind `start` and up to `end`; None for all that the log holds."""
+    """A read of the changes of the commits after `start` and up to `end`; None for all that the log holds."""
 
     start: At | None = None
     end: At | None = None
 
 
 class Beginning(StrEnum):
-    """Where a new stream begins, if not at a named place of the history."""
+    """Where a new stream begins, if not at a named position."""
 
     EARLIEST = "earliest"
     LATEST = "latest"
@@ -88,7 +89,7 @@ class Beginning(StrEnum):
 
 
 class OnTruncation(StrEnum):
-    """What a stream does if its place was truncated: end with an error, or start over from a snapshot."""
+    """Whether a stream whose position was truncated fails, or starts over from a snapshot."""
 
     FAIL = "fail"
     SNAPSHOT = "snapshot"
@@ -107,8 +108,9 @@ NO_LIMIT = Limit()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StreamOptions(ReadOptions):
-    """A stream of changes. `reader` is the id of its subscription, None for a lease, which holds `lease_s` after the
-    last micro-batch began.
+    """A stream of changes.
+
+    `reader`: the id of its subscription, None for a lease, which holds `lease_s` after the last micro-batch began.
     """
 
     start: Beginning | At
@@ -119,9 +121,13 @@ class StreamOptions(ReadOptions):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WriteOptions:
-    """A write. `allow_gaps` takes batches that do not follow the last one, `allow_changed_replay` skips one that has
-    other rows than it had. `batch_id` is the micro-batch that a batch write stands for, `run_id` the run of its query.
-    `share` is a worker's number, from 0, and the number of workers.
+    """A write.
+
+    share                 a worker's number, from 0, and the number of workers
+    allow_gaps            accept batches that do not follow the last one
+    allow_changed_replay  skip a repeated batch even if its rows differ
+    run_id                the run of the query
+    batch_id              the micro-batch that this batch write is for
     """
 
     where: LogAddress
@@ -143,17 +149,18 @@ class WriteOptions:
 
     @property
     def serves_query(self) -> bool:
-        """Whether a streaming query writes, through its sink or through `upsert`."""
+        """Whether this is a write of a streaming query, through its sink or through `upsert`."""
         return self.is_stream or self.batch_id is not None
 
     @property
     def is_numbered(self) -> bool:
-        """Whether a repetition of what is written is known by its number."""
+        """Whether a number identifies a repetition of this write."""
         return self.serves_query or self.checkpoint_id is not None
 
     def taken(self, partitions: int) -> tuple[int, ...]:
-        """The partitions that this write takes of a log that has so many: all, unless the options say which. Raises
-        ConfigError if there are none, or the log lacks one.
+        """Return the partitions of a log with so many that this write takes: all, unless the options name some.
+
+        Raises ConfigError if there are none, or the log lacks one.
         """
         taken = range(partitions) if self.partitions is None else self.partitions
         if self.share is not None:
@@ -161,8 +168,8 @@ class WriteOptions:
             taken = share(partitions, worker=worker, workers=workers)
         if not taken or max(taken) >= partitions:
             raise ConfigError(
-                "the option partitions leaves nothing to write, or names what the log lacks",
-                hint=f"The log has the partitions 0:{partitions}, and each belongs to one job at a time",
+                "the option partitions leaves nothing to write, or names a partition that the log lacks",
+                hint=f"Name some of the partitions 0:{partitions}; each belongs to one job at a time",
                 partitions=None if self.partitions is None else ranges_text(self.partitions),
                 share=None if self.share is None else "{}/{}".format(*self.share),
             )
@@ -170,7 +177,7 @@ class WriteOptions:
 
 
 def read_of(options: Mapping[str, str]) -> str:
-    """What is read, by the option `read`: `state` without it. Raises ConfigError for a table of Spark's catalog."""
+    """Return the option `read`, by default `state`. Raises ConfigError for a table of Spark's catalog."""
     given = lowered(options)
     if any(name in given for name in _CATALOG):
         raise ConfigError(
@@ -181,7 +188,7 @@ def read_of(options: Mapping[str, str]) -> str:
 
 
 def state_options(options: Mapping[str, str]) -> StateOptions:
-    """The options of a read of a state. Raises ConfigError that names the option, InvalidName."""
+    """Parse the options of a read of a state. Raises ConfigError that names the option, InvalidName."""
     given = lowered(options)
     refuse_unknown(given, _STATE, "read of a state")
     return StateOptions(
@@ -193,7 +200,7 @@ def state_options(options: Mapping[str, str]) -> StateOptions:
 
 
 def change_options(options: Mapping[str, str]) -> ChangeOptions:
-    """The options of a read of changes. Raises ConfigError that names the option, InvalidName."""
+    """Parse the options of a read of changes. Raises ConfigError that names the option, InvalidName."""
     given = lowered(options)
     refuse_unknown(given, _CHANGES, "read of changes")
     return ChangeOptions(
@@ -204,24 +211,24 @@ def change_options(options: Mapping[str, str]) -> ChangeOptions:
 
 
 def refuse_future(start: At | None, now_s: float) -> None:
-    """Raise ConfigError for a time that is still to come: what is committed until then would be left out silently."""
+    """Raise ConfigError for a time in the future: commits before it would be omitted silently."""
     if isinstance(start, AtTime) and start.timestamp_ms / 1000 > now_s + _CLOCKS_APART_S:
         raise ConfigError(
             f"the option startingTime lies in the future: {start}",
-            hint="Give milliseconds since 1970, or ISO 8601 with an offset; filter the column timestamp to leave out"
-            " what is committed until then. A stream with startingPosition=latest begins with what comes from now on",
+            hint="Give milliseconds since 1970, or ISO 8601 with an offset. To omit commits before that time, filter"
+            " the column timestamp. To begin with new commits, give a stream startingPosition=latest",
         )
 
 
 def view_options(options: Mapping[str, str]) -> LogAddress:
-    """The options of a view: where the log is, and nothing else. Raises ConfigError that names the option."""
+    """Parse the options of a view, which only locate the log. Raises ConfigError that names the option."""
     given = lowered(options)
     refuse_unknown(given, (*COMMON, "read"), f"read of {given.get('read')}")
     return log_address(given)
 
 
 def names_stream(options: Mapping[str, str]) -> bool:
-    """Whether the options can only be those of a stream. Spark asks for columns without saying what it is for."""
+    """Return whether the options can only be those of a stream. Spark asks for columns without naming the use."""
     given = lowered(options)
     if given.get("read", "changes").lower() != "changes":
         return False
@@ -231,12 +238,12 @@ def names_stream(options: Mapping[str, str]) -> bool:
 
 
 def stream_options(options: Mapping[str, str]) -> StreamOptions:
-    """The options of a stream. Raises ConfigError that names the option, InvalidName."""
+    """Parse the options of a stream. Raises ConfigError that names the option, InvalidName."""
     given = lowered(options)
     refuse_unknown(given, _STREAM, "stream of changes")
     if given.get("read", "changes").lower() != "changes":
         raise ConfigError(
-            f"a stream cannot read {given['read']!r}", hint="Leave the option read out: a stream reads changes"
+            f"a stream cannot read {given['read']!r}", hint="Omit the option read: a stream reads changes"
         )
     reader, truncation = given.get("readerid"), given.get("ontruncation", OnTruncation.FAIL).lower()
     if truncation not in list(OnTruncation):
@@ -252,10 +259,10 @@ def stream_options(options: Mapping[str, str]) -> StreamOptions:
 
 
 def _shared(given: Mapping[str, str], default_lease_s: int) -> dict[str, Any]:
-    """The fields of `ReadOptions`."""
+    """Parse the fields of `ReadOptions`."""
     columns, lease_s = listed(given.get("columns", "")), number(given, "leaseSeconds")
     if "columns" in given and not columns:
-        raise ConfigError("the option columns is empty", hint="Leave it out for all columns")
+        raise ConfigError("the option columns is empty", hint="Omit it for all columns")
     return {
         "where": log_address(given),
         "key_groups": numbers(given, "keyGroups"),
@@ -266,8 +273,10 @@ def _shared(given: Mapping[str, str], default_lease_s: int) -> dict[str, Any]:
 
 
 def _at(given: Mapping[str, str], side: str, open_word: str | None = None) -> At | None:
-    """What the options of a side name: `at` a state; `starting` or `ending`, where a range begins or ends. None if none
-    is given, or the position is the `open_word`. Raises ConfigError for contradictions and for what cannot be read.
+    """Parse the options of a side: `at` for a state, `starting` or `ending` for the ends of a range.
+
+    Returns None if none is given, or the position is the `open_word`. Raises ConfigError for contradictions and for
+    invalid values.
     """
     position, time = given.get(f"{side}position"), given.get(f"{side}time")
     writer, checkpoint = given.get(f"{side}writer"), number(given, f"{side}Checkpoint")
@@ -277,7 +286,7 @@ def _at(given: Mapping[str, str], side: str, open_word: str | None = None) -> At
         raise ConfigError(f"the options {' and '.join(ways)} exclude each other", hint="Give one of them")
     if (writer is None) != (checkpoint is None):
         raise ConfigError(
-            f"{side}Writer and {side}Checkpoint go together", hint="A checkpoint is a writer's: name both, or neither"
+            f"{side}Writer and {side}Checkpoint go together", hint="Name both or neither: a checkpoint is a writer's"
         )
     if writer is not None and checkpoint is not None:
         return AtCheckpoint(writer, checkpoint)
@@ -323,25 +332,25 @@ def _start(given: Mapping[str, str]) -> Beginning | At:
 
 
 def write_options(options: Mapping[str, str], *, streaming: bool) -> WriteOptions:
-    """The options of a write. Raises ConfigError that names the option, InvalidName."""
+    """Parse the options of a write. Raises ConfigError that names the option, InvalidName."""
     given = lowered(options)
     refuse_unknown(given, (*COMMON, *_WRITE), "write", own=(*_UPSERT, *_SPARK) if streaming else _UPSERT)
     writer = given.get("writerid")
     if not writer:
         raise ConfigError(
             "the option writerId is missing",
-            hint="Name this job's writer: a job keeps its name for life, and no two jobs share one. In SQL all options"
-            " go into INSERT INTO t WITH (log = 'flights', writerId = 'load', ...): of a table's OPTIONS Spark hands"
-            " over none",
+            hint="Name this job's writer: a job never changes its name, and no two jobs share one. In SQL give all"
+            " options in INSERT INTO t WITH (log = 'flights', writerId = 'load', ...): Spark hands over none of a"
+            " table's OPTIONS",
         )
     checkpoint, batch = number(given, "checkpointId", least=1), number(given, "batchId")
     if streaming and (checkpoint is not None or batch is not None):
-        raise ConfigError("checkpointId and batchId are for batch writes", hint="A stream numbers its own batches")
+        raise ConfigError("checkpointId and batchId are for batch writes", hint="Omit them: a stream numbers batches")
     if checkpoint is not None and batch is not None:
         raise ConfigError("checkpointId and batchId exclude each other", hint="Give the one that names your batch")
     unique, sequence = flag(given, "uniqueKeys"), given.get("sequenceby") or None
     if unique and sequence:
-        hint = "With uniqueKeys no key comes twice in a batch, so there is nothing to put in sequence"
+        hint = "Omit one of them: with uniqueKeys no key comes twice in a batch, so there is no sequence"
         raise ConfigError("uniqueKeys and sequenceBy exclude each other", hint=hint)
     is_share = "/" in given.get("partitions", "")
     return WriteOptions(
@@ -365,7 +374,7 @@ def write_options(options: Mapping[str, str], *, streaming: bool) -> WriteOption
 
 
 def _share(text: str) -> tuple[int, int]:
-    """A worker's number, from 0, and the number of workers: "0/3" is the first of three shares."""
+    """Parse a worker's number, from 0, and the number of workers: "0/3" is the first of three shares."""
     worker, workers = map(whole_in, text.split("/", 1))
     if worker is None or workers is None or worker >= workers:
         hint = "Give a worker's number, from 0, and how many there are: 0/3, 1/3 and 2/3 are a whole"

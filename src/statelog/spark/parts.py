@@ -1,13 +1,13 @@
-"""Parts of a plan: what each task reads. Cut where it is planned; tasks neither list, fold nor lease. `Selection`: the
-key groups and keys that a read of a state needs, by its options and the query's filters.
+"""Parts of a plan, one for each task. Cut during planning; tasks neither list, fold nor lease.
+
+`Selection` has the key groups and keys that a read of a state needs, by its options and the query's filters.
 
 Invariants:
-- A filter only narrows what is read; Spark applies all of them to the rows again. So what is not understood here is
-  left out, and costs time and nothing else.
-- The parts have everything of the plan once. Rows of a state come by (key group, key), changes in commit order.
-- A task reads what its part names, as a stream, in bounded memory. Only if part of a snapshot cannot be read does it
-  plan again, at the same position, and go on after the last row that it gave: the rest is the same whatever snapshot it
-  is read from.
+- A filter only narrows the read; Spark applies all filters to the rows again. So an unsupported filter is ignored, and
+  only costs time.
+- The parts tile the plan. Rows of a state come by (key group, key), changes in commit order.
+- A task reads its part as a stream, in bounded memory. If a part of a snapshot is unreadable, the task plans again, at
+  the same position, and continues after its last row: the rest is the same in every snapshot.
 """
 
 import operator
@@ -39,7 +39,7 @@ from statelog.schemas.descriptor import Descriptor, HashRule
 from statelog.schemas.key_groups import KeyType, share
 
 _TASK_BYTES = 16 << 20
-"""About what a task of its own is worth: a few times what Spark itself spends on a task in Python, 30 to 60 ms."""
+"""The size of a task: reading it takes a few times as long as Spark's overhead for a Python task, 30 to 60 ms."""
 Key = bytes | str | int
 _COMPARISONS: Mapping[type[Filter], Callable[[Any, Any], Any]] = {
     EqualTo: operator.eq,
@@ -59,7 +59,7 @@ class Selection:
 
 
 def selected(descriptor: Descriptor, key_groups: Iterable[int] | None, key_texts: Iterable[str] | None) -> Selection:
-    """What the options ask for. Raises ConfigError for a text that is no key of the log's."""
+    """Return the selection of the options. Raises ConfigError for a text that is no key of the log."""
     groups = range(descriptor.key_groups) if key_groups is None else key_groups
     whole = Selection(tuple(sorted(groups)))
     if key_texts is None:
@@ -68,7 +68,7 @@ def selected(descriptor: Descriptor, key_groups: Iterable[int] | None, key_texts
 
 
 def narrowed(before: Selection, filters: Iterable[Filter], descriptor: Descriptor) -> Selection:
-    """What is left behind the filters of a query, all of which have to hold."""
+    """Return the selection that passes the filters of a query, all of which must hold."""
     found = before
     for one in filters:
         match one:
@@ -92,7 +92,7 @@ def _with_keys(before: Selection, keys: Iterable[Key | bytearray], descriptor: D
 
 
 def _may_hold(one: Filter, group: int) -> bool:
-    """Whether rows of a key group can pass a filter."""
+    """Return whether rows of a key group can pass a filter."""
     if getattr(one, "attribute", None) != ("key_group",):
         return True
     if isinstance(one, In):
@@ -113,7 +113,7 @@ def _key(text: str, kind: KeyType) -> Key:
         if kind is KeyType.BYTES:
             return bytes.fromhex(text[2:]) if text.startswith("0x") else text.encode()
     except ValueError:
-        hint = "Long keys are whole numbers; bytes are text, or hexadecimal behind 0x"
+        hint = "Give long keys as whole numbers, bytes as text, or hexadecimal after 0x"
         raise ConfigError(f"the option keys names {text!r}, which is no key of type {kind}", hint=hint) from None
     return text
 
@@ -127,13 +127,14 @@ class PlanPart(InputPartition):
 
 
 def lease_terms(lease_s: int, holder: str) -> Terms:
-    """The lease of `leaseSeconds`, of which 0 means no lease: a time to live is never 0."""
+    """Return the lease terms for `leaseSeconds`. 0 means no lease; the time to live is at least 1."""
     return Terms(holder, max(1, lease_s), wanted=lease_s > 0)
 
 
 def change_parts(plan: Plan, partitions: int, minimum: int | None) -> list[PlanPart]:
-    """Changes cut for tasks: at most as many as the log has partitions, fewer for few changes; or `minimum`, where key
-    groups stay whole as long as it does not exceed the partitions.
+    """Cut changes for tasks: at most one for each partition, fewer for few changes; or `minimum` tasks.
+
+    Key groups stay whole unless `minimum` exceeds the number of partitions.
     """
     count = minimum or partitions
     least_bytes = LEAST_BYTES if minimum is None else 1
@@ -142,7 +143,7 @@ def change_parts(plan: Plan, partitions: int, minimum: int | None) -> list[PlanP
 
 
 def state_parts(plan: Plan, key_groups: Sequence[int], descriptor: Descriptor, minimum: int | None) -> list[PlanPart]:
-    """A state cut for tasks: at most as many as the log has partitions, fewer for a small one; or `minimum`."""
+    """Cut a state for tasks: at most one for each partition, fewer for a small state; or `minimum` tasks."""
     if not key_groups:
         return []
     whole = part_of(plan, frozenset(key_groups), descriptor)
@@ -151,8 +152,9 @@ def state_parts(plan: Plan, key_groups: Sequence[int], descriptor: Descriptor, m
 
 
 def slices(key_groups: Sequence[int], count: int) -> list[tuple[int, ...]]:
-    """The key groups cut into `count` contiguous parts, or one for each group if there are fewer. With as many parts as
-    the log has partitions, and all key groups, every part is one partition.
+    """Cut the key groups into `count` contiguous parts, or one for each group if there are fewer.
+
+    If all key groups are cut into as many parts as the log has partitions, every part is one partition.
     """
     parts = max(1, min(count, len(key_groups)))
     shares = [share(len(key_groups), worker=part, workers=parts) for part in range(parts)]
@@ -160,10 +162,11 @@ def slices(key_groups: Sequence[int], count: int) -> list[tuple[int, ...]]:
 
 
 def read_state(log: Log, plan: Plan) -> Iterator[pa.Table]:
-    """The rows of a part of a state by (key group, key), in tables of key_group, op, key, value. Raises Damaged,
-    Unavailable.
+    """Yield the rows of a part of a state by (key group, key), in tables of key_group, op, key, value.
+
+    Raises Damaged, Unavailable.
     """
-    # Nothing to renew: the planner holds what is read.
+    # Nothing to renew: the planner holds the plan.
     settings = RecoverySettings(holder="spark-task", threads=1, value_schema_id=plan.value_schema_id)
     given = 0
     with suppress(SnapshotFailed, OffsetGone), closing(PlanReader(log, plan, settings).sorted_tables()) as tables:
@@ -171,7 +174,7 @@ def read_state(log: Log, plan: Plan) -> Iterator[pa.Table]:
             given += table.num_rows
             yield table
         return
-    # What is left behind the given rows, from whatever snapshot can be read.
+    # The rest after the given rows, from any readable snapshot.
     with recover(log, key_groups=plan.key_groups, at=AtPosition(plan.position), settings=settings).stream() as stream:
         for changes, _ in stream:
             skipped = min(given, changes.num_rows)

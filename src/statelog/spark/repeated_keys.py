@@ -1,14 +1,14 @@
-"""Keys that come twice in a task: `NewestRows` keeps of each the row with the greatest sequence, `UniqueKeys` refuses.
+"""Repeated keys in a task: `NewestRows` retains the row with the greatest sequence for each, `UniqueKeys` refuses them.
 
-Nothing orders the rows of a key in a task, so which of them would win is an accident, and another attempt may end in
-another way. Whole columns at a time; no row is looked at in Python.
+Nothing orders the rows of a key in a task, so another attempt could write another one of them. Columns are processed
+whole, no row in Python.
 
 Invariants:
-- The newest rows do not depend on the order in which the rows came. Two rows of a key with its greatest sequence are
-  one if they are equal in all columns, and refused otherwise. Only the newest row of every key is held once rows exceed
-  a budget: so a task holds what it will write, and as much again.
-- A key that comes twice is found; two different keys are not taken for one. What is remembered of a key is its
-  fingerprint, 16 bytes: in memory up to a budget, in a spill file above, so memory is bounded for any number of rows.
+- The newest rows do not depend on the order of the rows. Two rows of a key with its greatest sequence must be equal in
+  all columns, and are refused otherwise. Once rows exceed a budget only the newest row of every key is held: so a task
+  holds twice the rows that it will write.
+- Every repeated key is found, and two different keys are never taken for one. A key is held as its fingerprint, 16
+  bytes: in memory up to a budget, in a spill file above it, so memory is bounded for any number of rows.
 """
 
 import tempfile
@@ -28,7 +28,7 @@ from statelog.store.disk.spill import SpillSegment
 
 _BUDGET_BYTES = 64 << 20
 _MEMORY_ROWS = 4 << 20
-"""So many fingerprints are held in memory, 64 MiB, and about so many are looked at together."""
+"""So many fingerprints are held in memory, 64 MiB, and about so many are compared in one pass."""
 _MIX = np.uint64(0x9E3779B97F4A7C15)
 _HALF = np.uint64(32)
 
@@ -36,7 +36,7 @@ Rows = NDArray[np.int64]
 
 
 class NewestRows:
-    """Collects rows with the columns `key` and `sequence`, and `key_group` where it is part of the key."""
+    """Collects rows with the columns `key` and `sequence`, and with `key_group` if callers choose it."""
 
     def __init__(self, sequence: str, budget_bytes: int = _BUDGET_BYTES) -> None:
         self._sequence = sequence
@@ -45,10 +45,10 @@ class NewestRows:
         self._held_bytes = 0
 
     def add(self, rows: pa.RecordBatch) -> None:
-        """Take some rows. Raises InvalidChange for a null sequence."""
+        """Add rows. Raises InvalidChange for a null sequence."""
         nulls = rows.column(self._sequence).null_count
         if nulls:
-            hint = "Fill it, or leave such rows out"
+            hint = "Fill it, or filter such rows out"
             raise InvalidChange("a row has no sequence", hint=hint, column=self._sequence, nulls=nulls)
         if not rows.num_rows:
             return
@@ -69,7 +69,7 @@ class NewestRows:
             raise ValueTooLarge("the newest rows of one task have a column of more than 2 GiB", hint=hint) from error
 
     def take(self) -> pa.RecordBatch | None:
-        """One row for every key, None if there was none. Raises InvalidChange for a tie of different rows."""
+        """Return one row for every key, None without rows. Raises InvalidChange for a tie of different rows."""
         if not self._held:
             return None
         held, self._held, self._held_bytes = self._joined(), [], 0
@@ -87,7 +87,7 @@ class NewestRows:
 
 
 def _are_same(some: pa.RecordBatch, others: pa.RecordBatch) -> bool:
-    """Whether rows are the same. Arrow's comparison says of none with a NaN that it is."""
+    """Return whether rows are the same. In Arrow's comparison a NaN equals nothing."""
     return all(
         one.equals(other) or repr(one.to_pylist()) == repr(other.to_pylist())
         for one, other in zip(some.columns, others.columns, strict=True)
@@ -95,9 +95,11 @@ def _are_same(some: pa.RecordBatch, others: pa.RecordBatch) -> bool:
 
 
 class _Ranking(NamedTuple):
-    """Row numbers by key, and by sequence for each key. The rest is by place in that order.
+    """Row numbers by key, and by sequence for each key; for each of them in that order:
 
-    `last` is the place of the key's last row, `is_last` whether this is it, `is_newest` whether it has its sequence.
+    last       the index of the key's last row
+    is_last    whether the row is the key's last
+    is_newest  whether the row has the sequence of the key's last
     """
 
     rows: Rows
@@ -110,7 +112,7 @@ def _rank(rows: pa.RecordBatch, sequence: str) -> _Ranking:
     order = numbers_of(pc.sort_indices(rows.column(sequence))).astype(np.int64)
     names = [name for name in ("key", "key_group") if name in rows.schema.names]
     keys = np.stack([numbers_of(rows.column(name).dictionary_encode().indices)[order] for name in names])
-    by_key = np.lexsort(keys)  # Stable, so that the rows of a key stay in sequence.
+    by_key = np.lexsort(keys)  # Stable, so the rows of a key stay in sequence.
     order, keys = order[by_key], keys[:, by_key]
     is_last = np.append(np.any(keys[:, 1:] != keys[:, :-1], axis=0), True)
     ends = np.flatnonzero(is_last)
@@ -121,7 +123,7 @@ def _rank(rows: pa.RecordBatch, sequence: str) -> _Ranking:
 
 
 class UniqueKeys(Closing):
-    """Remembers the keys of a task, and finds one that comes twice: at the end, or earlier."""
+    """Collects the keys of a task, and finds repeated ones: in `check`, or earlier."""
 
     def __init__(self, memory_rows: int = _MEMORY_ROWS) -> None:
         self._memory_rows = memory_rows
@@ -131,9 +133,9 @@ class UniqueKeys(Closing):
         self._segment: SpillSegment | None = None
 
     def add(self, keys: pa.Array, key_groups: NDArray[np.integer] | None = None) -> None:
-        """Remember the keys of some rows, or keys in the key groups that the caller chose for them.
+        """Add the keys of some rows, with their key groups if callers choose these.
 
-        Raises InvalidChange if one came twice in the last few million rows; StorageFull, StoreUnavailable.
+        Raises InvalidChange if a key came twice in the last few million rows; StorageFull, StoreUnavailable.
         """
         one, two = fingerprints(keys)
         if key_groups is not None:
@@ -144,18 +146,18 @@ class UniqueKeys(Closing):
             self._spill()
 
     def check(self) -> None:
-        """Raise InvalidChange if a key came twice in all, StoreUnavailable, Corrupt."""
+        """Raise InvalidChange if any key came twice. Raises StoreUnavailable, Corrupt."""
         if self._segment is None:
             _refuse_repeats(_joined(self._held))
             return
         self._spill()
-        # Equal fingerprints share a remainder, so each pass over the file looks at a part of them only.
+        # Equal fingerprints have the same remainder, so each pass over the file compares those of one remainder.
         passes = -(-self._spilled_rows // self._memory_rows)
         for one in range(passes):
             _refuse_repeats(_joined([_of_pass(block, one, passes) for block in _blocks(self._segment)]))
 
     def close(self) -> None:
-        """Forget everything. Idempotent."""
+        """Release memory and the spill file. Idempotent."""
         self._held, self._held_rows, self._spilled_rows = [], 0, 0
         if self._segment is not None:
             self._segment.release()
@@ -174,7 +176,7 @@ class UniqueKeys(Closing):
 
 
 def _blocks(segment: SpillSegment) -> Iterator[Fingerprints]:
-    """What was spilled, one block after another."""
+    """Yield the spilled blocks in order."""
     offset = 0
     while offset < segment.end_offset:
         data, offset = segment.read(offset)
@@ -195,7 +197,10 @@ def _joined(parts: list[Fingerprints]) -> Fingerprints:
 
 
 def _refuse_repeats(found: Fingerprints) -> None:
-    """Sorts the first halves alone, which is several times faster than both, and looks at the second ones of equals."""
+    """Raise InvalidChange for repeated fingerprints.
+
+    Sorting only the first halves, and comparing the second ones of equals, is several times faster than sorting both.
+    """
     one, two = found
     ordered = np.sort(one)
     repeated = np.unique(ordered[1:][ordered[1:] == ordered[:-1]])

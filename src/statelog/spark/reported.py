@@ -1,12 +1,12 @@
-"""Reported errors: how a typed error comes from Spark's workers to the program that waits, as text, and back.
+"""Reported errors: typed errors as text, from Spark's workers to the waiting program.
 
-Spark hands over what a worker prints of an exception, and nothing else. So where Spark calls us, a typed error gets a
-note with its report, one line: a stable token, `[statelog.Fenced]`, and message, hint and facts as JSON. `error_of`
-reads it back, however many exceptions of Spark's stand around it.
+Spark passes on only the printed text of a worker's exception. So a typed error that leaves a function called by Spark
+gets a note of one line: a stable token, `[statelog.Fenced]`, and message, hint and facts as JSON. `error_of` parses it,
+whatever exceptions of Spark wrap it.
 
 Invariants:
-- What a report shows is in the error's own text, too: no secret is in either.
-- The stack that Spark prints ends where Spark called us; all of it is a line of `statelog.spark` at level DEBUG.
+- A report shows only what the error's own text has, too: no secret is in either.
+- The stack that Spark prints ends where Spark called us. The whole stack is logged to `statelog.spark` at level DEBUG.
 """
 
 import json
@@ -25,10 +25,9 @@ _TOKEN = re.compile(r"\[statelog\.(\w+)\] (?=\{)")
 
 
 def error_of(exception: BaseException | None) -> StatelogError | None:
-    """The error of statelog's that an exception of Spark's tells of, with its class, hint and facts; None if it tells
-    of none.
+    """Return statelog's error, with its class, hint and facts, from an exception of Spark; None if there is none.
 
-    Takes whatever an action, a write or a query raised, and `StreamingQuery.exception()`:
+    Accepts any exception of an action, a write or a query, and `StreamingQuery.exception()`:
 
         >>> try:
         ...     spark.read.format("statelog").options(log="planes", root="/tmp/statelog").load()
@@ -37,11 +36,11 @@ def error_of(exception: BaseException | None) -> StatelogError | None:
         >>> type(error).__name__, error.message
         ('ConfigError', 'the option kafka.bootstrap.servers is missing')
     """
-    seen: set[int] = set()
-    while exception is not None and id(exception) not in seen:
+    visited: set[int] = set()
+    while exception is not None and id(exception) not in visited:
         if isinstance(exception, StatelogError):
             return exception
-        seen.add(id(exception))
+        visited.add(id(exception))
         found = _parsed(str(exception))
         if found is not None:
             return found
@@ -50,15 +49,15 @@ def error_of(exception: BaseException | None) -> StatelogError | None:
 
 
 def unpicklable(error: StatelogError) -> PicklingError:
-    """The error for whoever pickles in vain: Spark lets it through, and would wrap any other in one of its own."""
+    """Return the error to raise while pickling. Spark passes a PicklingError on, and would wrap any other."""
     return PicklingError(f"{type(error).__name__}: {error}\n{_report(error)}")
 
 
 class reported(ContextDecorator):  # noqa: N801  # as a decorator
-    """Around everything that Spark calls, as a decorator or in a `with`, the latter in generators."""
+    """Adds reports to typed errors, around every function that Spark calls: a decorator, or in generators a `with`."""
 
     def __enter__(self) -> None:
-        """Nothing to do."""
+        """Do nothing."""
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -75,17 +74,17 @@ class reported(ContextDecorator):  # noqa: N801  # as a decorator
 
 
 def _report(error: StatelogError) -> str:
-    told = {"message": error.message, "hint": error.hint, "facts": dict(error.facts)}
-    return f"[statelog.{type(error).__name__}] {json.dumps(told)}"
+    content = {"message": error.message, "hint": error.hint, "facts": dict(error.facts)}
+    return f"[statelog.{type(error).__name__}] {json.dumps(content)}"
 
 
 def _parsed(text: str) -> StatelogError | None:
     for token in _TOKEN.finditer(text):
         try:
-            told, _ = json.JSONDecoder().raw_decode(text, token.end())
+            content, _ = json.JSONDecoder().raw_decode(text, token.end())
             found = getattr(errors, token[1], None)
             kind = found if isinstance(found, type) and issubclass(found, StatelogError) else StatelogError
-            return kind(told["message"], hint=told["hint"], **cast("dict[str, Fact]", told["facts"]))
+            return kind(content["message"], hint=content["hint"], **cast("dict[str, Fact]", content["facts"]))
         except (ValueError, KeyError, TypeError):
-            continue  # Cut off, by whoever shows only so much of a text; or nothing of ours.
+            continue  # The text was truncated, or is no report.
     return None

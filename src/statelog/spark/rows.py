@@ -1,15 +1,14 @@
-"""Rows: how those of a DataFrame become changes of a log. Planned from names and types, carried out in every task.
+"""The mapping of a DataFrame's rows to changes of a log. Planned from names and types, applied in every task.
 
-What can never fit is refused at planning with the cast to write, before any task runs. What some rows may not fit is
-known then, too, and said in the task, beside the value: only at planning it is known what Spark calls the types.
+Columns that can never fit are refused during planning, with the cast to write. For columns that may not fit in some
+rows, planning also prepares the advice, as only it knows Spark's names of the types. Tasks raise it with the value.
 
-Names follow Spark's rule: an exact name wins; else a name that differs in case alone counts, unless
-`spark.sql.caseSensitive` is set. Planning does not see that setting and tasks do, so a mapping says whether it rests on
-the lax rule.
+Names follow Spark's rule: an exact name wins; else a name that differs only in case counts, unless
+`spark.sql.caseSensitive` is set. Only tasks know that setting. So they check whether a mapping depends on the case.
 
 Invariants:
-- Of the rows of a key in a task one is written: the newest, or the only one; `uniqueKeys` declares that.
-- A null value deletes only where there is a column `op`, or `nullDeletes`.
+- Of the rows of a key in a task one is written: the newest, or the only one; `uniqueKeys` declares the latter.
+- A null value deletes only with a column `op`, or with `nullDeletes`.
 """
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -36,17 +35,19 @@ _KEYS: Mapping[KeyType, tuple[tuple[str, ...], str, str]] = {
     KeyType.STRING: (_TEXTS, "string", "cast({} as string)"),
     KeyType.BYTES: (_TEXTS, "binary", "cast(cast({} as string) as binary)"),
 }
-"""By key type: what Spark calls the types that fit, the one that it is, and how to get there."""
+"""By key type: Spark's names of the types that fit, the exact type, and the cast to it."""
 _SEQUENCES = (*_INTEGERS, "date", "timestamp", "timestamp_ntz", "decimal", "time")
 _ROOT = "value"
 TASK_SETTINGS = WriterSettings()
-"""How a task writes."""
+"""The settings of a task's writer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Names:
-    """The columns of a DataFrame in their order: as `given`, and as the log has them. `sequence` is the one that rows
-    of a key are put in sequence by, `kept` are those that are part of the change.
+    """The columns of a DataFrame in order: as `given`, and by the log's names.
+
+    kept      the columns that are part of the change
+    sequence  the column that orders the rows of a key
     """
 
     given: tuple[str, ...]
@@ -57,8 +58,9 @@ class Names:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RowMapping:
-    """How rows become changes. `advice` is what to write for values that do not fit, by the path of their field, and by
-    whether it is a null that does not.
+    """The mapping of rows to changes.
+
+    `advice`: the hint for values that do not fit, by the path of their field, and whether it is for a null.
     """
 
     names: Names
@@ -70,10 +72,10 @@ class RowMapping:
 
 
 def row_mapping(schema: StructType, options: WriteOptions, descriptor: Descriptor, value: ValueSchema) -> RowMapping:
-    """The mapping of these columns. Raises InvalidChange, ConfigError for what can never be written."""
+    """Return the mapping of these columns. Raises InvalidChange, ConfigError for columns that can never be written."""
     names = _match_names(schema.fieldNames(), descriptor, value, options.sequence_by)
     if options.null_deletes and ("op" in names.columns or "value" not in names.columns):
-        hint, given = "Leave it out: with a column op, that says what is deleted", ", ".join(names.given)
+        hint, given = "Omit it: a column op names the deletes", ", ".join(names.given)
         raise ConfigError("nullDeletes is for a column value without a column op", columns=given, hint=hint)
     return RowMapping(
         names=names,
@@ -111,7 +113,7 @@ def write_rows(
 
 
 def _changes(batches: Iterable[pa.RecordBatch], mapping: RowMapping) -> Iterator[pa.RecordBatch]:
-    """The rows as the log has them, one for each key. What is refused may be refused only after the last of them."""
+    """Yield the rows as the log has them, one for each key. Some are refused only after the last row."""
     if mapping.names.sequence is not None:
         newest = NewestRows(mapping.names.sequence)
         for batch in batches:
@@ -134,9 +136,10 @@ def _changes(batches: Iterable[pa.RecordBatch], mapping: RowMapping) -> Iterator
 
 
 def _gathered(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """The rows in order, joined to what a writer sends at once: Spark's batches have 10,000 rows, and what is done once
-    for each would be a good part of the work. To no more, which a writer would cut into pieces, and those into smaller
-    chunks.
+    """Join batches, in order, to the size that a writer sends at once.
+
+    Spark's batches have 10,000 rows, and the overhead of each would be considerable. A writer would cut larger ones
+    into pieces, and those into smaller chunks.
     """
     held: list[pa.RecordBatch] = []
     held_bytes = 0
@@ -146,7 +149,7 @@ def _gathered(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
             yield pa.concat_batches(held)
             held, held_bytes = [], 0
         if size >= TASK_SETTINGS.roll_bytes:
-            yield batch  # Alone, because with others it might not fit into one array.
+            yield batch  # Alone: with others it might not fit into one array.
         else:
             held.append(batch)
             held_bytes += size
@@ -155,15 +158,15 @@ def _gathered(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
 
 
 def _renamed(batch: pa.RecordBatch, mapping: RowMapping) -> pa.RecordBatch:
-    """Under the log's names, with keys of its type, and checked for nulls."""
+    """Return the rows with the log's names and key type, checked for nulls."""
     rows = batch.rename_columns(list(mapping.names.columns))
     place = mapping.names.columns.index("key")
     keys = rows.column(place)
     if keys.null_count:
-        raise InvalidChange("a key is null", hint="Every change needs a key", nulls=keys.null_count)
+        raise InvalidChange("a key is null", hint="Give every change a key", nulls=keys.null_count)
     nulls = rows.column("key_group").null_count if "key_group" in mapping.names.columns else 0
     if nulls:
-        raise InvalidChange("a key group is null", hint="Every change needs the key group of its key", nulls=nulls)
+        raise InvalidChange("a key group is null", hint="Give every change the key group of its key", nulls=nulls)
     if keys.type != mapping.key_type.arrow_type:
         try:
             rows = rows.set_column(place, "key", keys.cast(mapping.key_type.arrow_type))
@@ -173,13 +176,13 @@ def _renamed(batch: pa.RecordBatch, mapping: RowMapping) -> pa.RecordBatch:
     if not mapping.null_deletes and "op" not in mapping.names.columns and "value" in mapping.names.columns:
         nulls = rows.column("value").null_count
         if nulls:
-            hint = "Add a column op with put or delete, set nullDeletes if a null deletes, or leave such rows out"
+            hint = "Add a column op with put or delete, set nullDeletes if a null deletes, or filter such rows out"
             raise InvalidChange("a value is null, and there is no column op", column="value", nulls=nulls, hint=hint)
     return rows
 
 
 def _match_names(given: Sequence[str], descriptor: Descriptor, value: ValueSchema, sequence_by: str | None) -> Names:
-    """The columns of a write. Raises InvalidChange with what is unknown and what is missing."""
+    """Return the columns of a write. Raises InvalidChange with the unknown and the missing ones."""
     fields = {field.name for field in value.root.fields} if value.root is not None else set[str]()
     known = {*STATE_NAMES, "value", *fields}
     columns = tuple(_matched(name, known) for name in given)
@@ -200,12 +203,12 @@ def _match_names(given: Sequence[str], descriptor: Descriptor, value: ValueSchem
             hint="Select and rename: key, op if there are deletes, and the value",
         )
     if len(set(columns)) != len(columns):
-        raise InvalidChange("two columns of one name", columns=", ".join(given), hint="Rename one, or leave it out")
+        raise InvalidChange("two columns of one name", columns=", ".join(given), hint="Rename one, or drop it")
     return Names(given=tuple(given), columns=columns, kept=kept, sequence=sequence)
 
 
 def _matched(name: str, known: Collection[str]) -> str:
-    """The known name that is meant, or the name itself if there is none, or more than one."""
+    """Return the known name that matches, or the name itself if there is none, or more than one."""
     if name in known:
         return name
     alike = [one for one in known if one.lower() == name.lower()]
@@ -213,7 +216,7 @@ def _matched(name: str, known: Collection[str]) -> str:
 
 
 def _sequence(given: Sequence[str], wanted: str) -> int:
-    """The place of the column that `sequenceBy` names."""
+    """Return the index of the column that `sequenceBy` names."""
     found = _matched(wanted, given)
     if found not in given:
         hint = "Name a column that grows with every change of a key; it need not be part of the value"
@@ -224,8 +227,9 @@ def _sequence(given: Sequence[str], wanted: str) -> int:
 def _check_types(
     names: Names, schema: StructType, descriptor: Descriptor, value: ValueSchema
 ) -> dict[tuple[str, bool], str]:
-    """Return the advice of a `RowMapping` for values that may not fit. Raise InvalidChange for what never fits,
-    with the column, both types and the cast.
+    """Return the advice of a `RowMapping` for values that may not fit.
+
+    Raises InvalidChange for a column that never fits, with both types and the cast.
     """
     given = dict(zip(names.columns, schema.fields, strict=True))
     kinds = {name: field.dataType for name, field in given.items()}
@@ -251,8 +255,9 @@ def _check_one(kinds: Mapping[str, DataType], name: str, fitting: tuple[str, ...
 
 
 def _check_value(columns: StructType, root: ValueType, column: str | None) -> dict[tuple[str, bool], str]:
-    """Return the advice; `column` is None where every field is a column of its own. Raise InvalidChange for the first
-    one that never fits.
+    """Return the advice. Raise InvalidChange for the first field that never fits.
+
+    `column` is None if every field is a column of its own.
     """
     advice: dict[tuple[str, bool], str] = {}
     for misfit in misfits(_arrow_of(columns), root, _ROOT, nullable=False):
@@ -268,7 +273,7 @@ def _check_value(columns: StructType, root: ValueType, column: str | None) -> di
 
 
 def _advice(misfit: Misfit, column: str, whole: ValueType | None) -> str:
-    """What to write: the cast is that of the whole column, whichever part of it does not fit."""
+    """Return the advice for a misfit. A cast is that of the whole column, whichever part of it does not fit."""
     if misfit.reason is Reason.MISSING:
         return f"Add {misfit.path.removeprefix('value.')}: it has no default"
     if misfit.reason is Reason.UNKNOWN or whole is None or misfit.wanted is None:
@@ -282,12 +287,12 @@ def _advice(misfit: Misfit, column: str, whole: ValueType | None) -> str:
         return f"Write date_trunc('millisecond', {column})"
     if misfit.reason is Reason.NARROW:
         cast = f"try_cast({column} as {_spark_name(whole.arrow)})"
-        return f"Evolve the field to a wider type, or write {cast}, which makes null what is more"
+        return f"Evolve the field to a wider type, or write {cast}, which makes others null"
     return f"Write cast({column} as {_spark_name(whole.arrow)})"
 
 
 def _arrow_of(columns: StructType) -> pa.StructType:
-    """The columns as Arrow has them. Raises InvalidChange for a type that Arrow lacks."""
+    """Return the columns' Arrow type. Raises InvalidChange for a type that Arrow lacks."""
     fields: list[pa.Field] = []
     for field in columns.fields:
         try:

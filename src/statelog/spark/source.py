@@ -1,13 +1,13 @@
 """`spark.read.format("statelog")`: a state, changes, or a view of the log itself, as a DataFrame of one position.
 
-Spark asks for the columns once for each `load()`, and plans each scan of the DataFrame by itself, at any later time and
-in any worker. The data source object is what they have in common: it is made once for each `load()`, and pickled. So
-what is read is planned there and travels with it: a scan cuts the plan into parts, and a task carries out its part.
+Spark asks for the columns once for each `load()`, and plans each scan of the DataFrame separately, at any later time
+and in any worker. They share the data source object, which is made once for each `load()`, and pickled. So it contains
+the plan: a scan cuts the plan into parts, and a task reads its part.
 
-A row of changes is a change as it was appended; none is folded away.
+A row of changes is a change as it was appended; no change is folded away.
 
 Invariants:
-- Only a `load()` chooses a position; a scan may find it gone, but never reads another.
+- Only a `load()` chooses a position. A scan whose position was truncated fails, and never reads another one.
 - A lease is capped by its age (`lease_cap_s` of the materializer), so a program that never leaves `state` does not hold
   a log indefinitely.
 """
@@ -68,16 +68,19 @@ _HOLDER = "spark-read"
 _STATE, _CHANGES = "state", "changes"
 _AT = ("atposition", "atwriter", "atcheckpoint", "attime")
 _PUSHING_WORKER = "pyspark.sql.worker.data_source_pushdown_filters"
-"""The module of the worker that hands over filters."""
+"""The module of the worker that passes filters."""
 
 
-# ---- what a `load()` plans
+# ---- the plan of a `load()`
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Loaded:
-    """What was planned at a `load()`, of which log, when (UTC), and for how many seconds each scan holds what it reads.
-    `plan` is None for a view, of which the position is all, and in tasks, which have their parts.
+    """The plan of a `load()`.
+
+    at       when it was made (UTC)
+    lease_s  for how many seconds each scan holds the plan
+    plan     None for a view, which only needs the position, and in tasks, which have their parts
     """
 
     identity: LogIdentity
@@ -88,24 +91,24 @@ class Loaded:
 
     @classmethod
     def now(cls, plan: Plan, options: ReadOptions) -> "Loaded":
-        """A plan that was just made."""
+        """Wrap a plan that was made just now."""
         at = datetime.now(UTC)
         return cls(identity=plan.identity, at=at, position=plan.position, lease_s=options.lease_s, plan=plan)
 
 
 @reported()
 def load(options: Mapping[str, str]) -> tuple[StructType, Loaded]:
-    """The columns that a read with these options has, and its plan. Raises ConfigError, NotFound, Unavailable."""
+    """Return the columns of a read with these options, and its plan. Raises ConfigError, NotFound, Unavailable."""
     make = {_STATE: _load_state, _CHANGES: _load_changes}.get(_kind(options), _load_view)
     return planned(log_address(options), lambda: make(options))
 
 
 @reported()
 def reader(options: Mapping[str, str], schema: StructType, loaded: Loaded | None) -> DataSourceReader:
-    """The reader of one scan. `loaded` is None where the user gave the columns. Raises ConfigError, as planning."""
+    """Return the reader of one scan. `loaded` is None if the user gave the columns. Raises ConfigError."""
     kind = _kind(options)
     if kind == _STATE:
-        # In no other worker Spark takes a reader that takes filters, so no setting of ours says which one to make.
+        # Only in that worker does Spark accept a reader with filters, so the choice needs no setting.
         return (_PushingStateReader if _PUSHING_WORKER in sys.modules else _StateReader)(options, schema, loaded)
     if kind == _CHANGES:
         return _ChangeReader(options, schema, loaded)
@@ -117,7 +120,7 @@ def _load_state(options: Mapping[str, str]) -> tuple[StructType, Loaded]:
     read = state_options(options)
     log = cached_log(read.where)
     loaded = Loaded.now(_reserved(log, read, read.at), read)
-    # Asked for behind the plan: a schema is stored before the first chunk that needs it.
+    # Read after planning: a schema is stored before the first chunk that needs it.
     return chosen(_state_columns(log, read, log.value_schemas.newest()), read.columns), loaded
 
 
@@ -138,7 +141,7 @@ def _load_view(options: Mapping[str, str]) -> tuple[StructType, Loaded]:
 def _kind(options: Mapping[str, str]) -> str:
     kind, known = read_of(options), (_STATE, _CHANGES, *VIEWS)
     if kind not in known:
-        raise ConfigError(f"the option read is {kind!r}", hint=f"It is one of {', '.join(known)}")
+        raise ConfigError(f"the option read is {kind!r}", hint=f"Give one of {', '.join(known)}")
     return kind
 
 
@@ -153,9 +156,9 @@ class _Scan(DataSourceReader, Generic[Options]):
     _schema: pa.Schema
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """The rows of one part, on an executor. Raises NotFound, Damaged, Unavailable."""
+        """Yield the rows of one part, on an executor. Raises NotFound, Damaged, Unavailable."""
         if not isinstance(partition, PlanPart):
-            return  # Spark's stand-in for an empty list of partitions.
+            return  # Spark's placeholder for an empty list of partitions.
         with reported(), _reading(self._loaded):
             yield from self._rows(cached_log(self._options.where, partition.plan.identity), partition.plan)
 
@@ -163,21 +166,22 @@ class _Scan(DataSourceReader, Generic[Options]):
     def _rows(self, log: Log, plan: Plan) -> Iterator[pa.RecordBatch]: ...
 
     def __getstate__(self) -> dict[str, object]:
-        """Without the plan: tasks have their parts."""
+        """Omit the plan: tasks have their parts."""
         return {**self.__dict__, "_loaded": replace(self._loaded, plan=None)}
 
 
 class _StateReader(_Scan[StateOptions]):
-    """A scan of a state. `loaded` is None where the user gave the columns: Spark then makes a source for each scan, and
-    nothing is ever asked that the scans of one DataFrame share. Raises ConfigError then, unless the options say which
-    state.
+    """A scan of a state.
+
+    `loaded` is None if the user gave the columns. Then Spark makes a source for each scan, and the scans of one
+    DataFrame share no plan. So ConfigError is raised, unless the options name the state.
     """
 
     @reported()
     def __init__(self, options: Mapping[str, str], schema: StructType, loaded: Loaded | None) -> None:
         read = self._options = state_options(options)
         if loaded is None and read.at is None:
-            hint = "Leave .schema() out, or choose the state: atPosition, atTime, or atWriter and atCheckpoint"
+            hint = "Omit .schema(), or choose the state: atPosition, atTime, or atWriter and atCheckpoint"
             raise ConfigError("with a user schema each scan of the DataFrame would read a different state", hint=hint)
         log = cached_log(read.where) if loaded is None else _planned_on(read, loaded)[0]
         self._schema = spark_arrow_schema(schema)
@@ -187,7 +191,7 @@ class _StateReader(_Scan[StateOptions]):
 
     @reported()
     def partitions(self) -> Sequence[InputPartition]:
-        """The parts of the plan, which is held again. Raises NotFound, IdentityChanged, Damaged, Unavailable."""
+        """Hold the plan again, and return its parts. Raises NotFound, IdentityChanged, Damaged, Unavailable."""
         log, plan = _held(self._options, self._loaded)
         plan = replace(plan, value_schema_id=self._value_schema_id)
         return state_parts(plan, self._selection.key_groups, log.descriptor, self._options.min_partitions)
@@ -202,27 +206,25 @@ class _StateReader(_Scan[StateOptions]):
 
 
 class _PushingStateReader(_StateReader):
-    """A reader that takes filters. Spark refuses one as long as `spark.sql.python.filterPushdown.enabled` is false."""
+    """A reader with filters. Spark refuses it unless `spark.sql.python.filterPushdown.enabled` is true."""
 
     @reported()
     def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:  # noqa: N802  # Spark's name
-        """Read no more than rows that pass may need; Spark is given back all filters, and applies them to the rows."""
+        """Narrow the read by the filters. Return all of them, so that Spark applies them to the rows."""
         self._selection = narrowed(self._selection, filters, _planned_on(self._options, self._loaded)[0].descriptor)
         return filters
 
 
 class _ChangeReader(_Scan[ChangeOptions]):
-    """A scan of changes. `loaded` is as that of a `_StateReader`: without it the options have to say where the range
-    begins and ends, or ConfigError is raised.
-    """
+    """A scan of changes. Without `loaded`, as in `_StateReader`, the options must name both ends of the range."""
 
     @reported()
     def __init__(self, options: Mapping[str, str], schema: StructType, loaded: Loaded | None) -> None:
         read = self._options = change_options(options)
         if loaded is None and (read.start is None or read.end is None):
-            hint = "Leave .schema() out, or say where the range begins and where it ends"
-            told = "with a user schema each scan of the DataFrame would read a different range of changes"
-            raise ConfigError(told, hint=hint)
+            hint = "Omit .schema(), or name where the range begins and where it ends"
+            what = "with a user schema each scan of the DataFrame would read a different range of changes"
+            raise ConfigError(what, hint=hint)
         self._loaded = loaded or Loaded.now(_planned_changes(read), read)
         log, plan = _planned_on(read, self._loaded)
         check_columns(schema, _change_columns(log, read, plan), "the changes")
@@ -230,7 +232,7 @@ class _ChangeReader(_Scan[ChangeOptions]):
 
     @reported()
     def partitions(self) -> Sequence[InputPartition]:
-        """The parts of the plan, which is held again. Raises NotFound, IdentityChanged, Unavailable."""
+        """Hold the plan again, and return its parts. Raises NotFound, IdentityChanged, Unavailable."""
         log, plan = _held(self._options, self._loaded)
         return change_parts(plan, log.descriptor.partitions, self._options.min_partitions)
 
@@ -240,13 +242,13 @@ class _ChangeReader(_Scan[ChangeOptions]):
 
 
 def _state_columns(log: Log, options: StateOptions, value_schema: ValueSchema) -> StructType:
-    """All columns of a state in this value schema."""
+    """Return all columns of a state in this value schema."""
     with_group = options.include_key_group or "key_group" in (options.columns or ())
     return state_columns(log.descriptor, value_schema, include_key_group=with_group)
 
 
 def _value_schema(log: Log, options: StateOptions, schema: StructType) -> ValueSchema:
-    """The value schema whose state has these columns. Raises ConfigError."""
+    """Return the value schema whose state has these columns. Raises ConfigError."""
     names = options.columns
 
     def columns_of(one: ValueSchema) -> StructType:
@@ -265,7 +267,7 @@ def _change_columns(log: Log, options: ChangeOptions, plan: Plan) -> StructType:
 
 
 def _reserved(log: Log, options: ReadOptions, at: At | None) -> Plan:
-    """The plan of a state. A lease keeps its position for the tasks, and runs out by itself."""
+    """Return the plan of a state. A lease, which expires by itself, holds its position for the tasks."""
     terms = lease_terms(options.lease_s, _HOLDER)
     settings = RecoverySettings(holder=_HOLDER, lease_ttl_s=terms.ttl_s, lease=terms.wanted)
     recovery = recover(log, key_groups=options.key_groups, at=at, settings=settings)
@@ -279,8 +281,9 @@ def _planned_changes(options: ChangeOptions) -> Plan:
 
 
 def _planned_on(options: ReadOptions, loaded: Loaded) -> tuple[Log, Plan]:
-    """The log that was planned on, and the plan. This process may have opened another one under its name before, whose
-    key groups and schemas tell nothing of this one. Raises IdentityChanged if it is gone.
+    """Return the planned log, and the plan. This process may have opened an earlier log of the same name.
+
+    Raises IdentityChanged if the planned log no longer exists.
     """
     plan = loaded.plan
     assert plan is not None, "parts are made where the plan is"
@@ -288,12 +291,13 @@ def _planned_on(options: ReadOptions, loaded: Loaded) -> tuple[Log, Plan]:
 
 
 def _held(options: ReadOptions, loaded: Loaded) -> tuple[Log, Plan]:
-    """Hold what was planned for another scan; returns what to carry out: the plan, or of a state whose snapshot was
-    cleaned up since another one of its position. Raises NotFound if it is gone, IdentityChanged, Damaged, Unavailable.
+    """Hold the plan for another scan, and return it; of a state whose snapshot was deleted, a new plan at its position.
+
+    Raises NotFound if the position was truncated, IdentityChanged, Damaged, Unavailable.
     """
     log, plan = _planned_on(options, loaded)
     with _reading(loaded):
-        try:  # The lease keeps the position for the tasks, and runs out by itself.
+        try:  # The lease, which expires by itself, holds the position for the tasks.
             Hold(log.store, lease_terms(loaded.lease_s, _HOLDER)).on(log, plan)
         except OffsetGone:
             if plan.is_of_changes:
@@ -304,21 +308,21 @@ def _held(options: ReadOptions, loaded: Loaded) -> tuple[Log, Plan]:
 
 @contextmanager
 def _reading(loaded: Loaded) -> Generator[None]:
-    """Turns what was planned and is gone into a NotFound that names both times and the way out."""
+    """Turn errors about deleted data into a NotFound that names both times and the way out."""
     try:
         yield
     except (NotFound, OffsetGone) as error:
         raise NotFound(
-            f"this DataFrame was planned at {loaded.at:%Y-%m-%d %H:%M:%S} UTC, and what it reads is gone by now, at "
+            f"this DataFrame was planned at {loaded.at:%Y-%m-%d %H:%M:%S} UTC, and its data was deleted by now, at "
             f"{datetime.now(UTC):%Y-%m-%d %H:%M:%S} UTC",
-            hint=f"load() again: a DataFrame is as of its load(), held {loaded.lease_s} s from there and from each "
-            "action on; leaseSeconds, or statelog.spark.state, holds it longer",
+            hint=f"load() again. A DataFrame is as of its load(), held for {loaded.lease_s} s from then and from each "
+            "action. To hold it longer, set leaseSeconds, or use statelog.spark.state",
             planned_position=loaded.position,
             reason=error.message,
         ) from error
 
 
-# ---- a state that is held
+# ---- a state with a lease
 
 
 @contextmanager
@@ -330,22 +334,22 @@ def state(
     options: Mapping[str, object] | None = None,
     lease_s: float = LEASE_S,
 ) -> Generator[DataFrame]:
-    """The state of a log as a DataFrame, which holds it as long as the `with` lasts, however long it rests.
+    """Return the state of a log as a DataFrame, held by a lease for as long as the `with` lasts.
 
         >>> with state(spark, log.name, where) as df:
         ...     df.count()
         2
 
-    `options` are more options of a read, such as `atPosition`, `keyGroups` or `columns`. A thread of this process
-    renews the lease and it is removed at the end, so the process has to reach the store, and the brokers to plan; if
-    it dies the lease runs out after `lease_s`. It never outlives the cap on leases of the log's materializer. Raises
-    Misuse for a read of anything else, ConfigError, NotFound, Damaged, Unavailable.
+    `options` are further options of a read, such as `atPosition`, `keyGroups` or `columns`. A thread of this process
+    renews the lease, and the end removes it. So the process needs the store, and for planning the brokers. If it dies,
+    the lease expires after `lease_s`. No lease outlives the cap of the log's materializer. Raises Misuse for a read of
+    anything else, ConfigError, NotFound, Damaged, Unavailable.
     """
-    # They may be numbers, say, as where Spark takes options.
+    # Like Spark's own options, they may be numbers.
     more = {option: option_text(value) for option, value in (options or {}).items()}
     given = {**address_options(name, where), **more}
     if read_of(given) != _STATE:
-        raise Misuse("only a state is held like this", hint="Leave the option read out")
+        raise Misuse("only a state is held like this", hint="Omit the option read")
     read = state_options(given)
     terms = terms_of(RecoverySettings(holder="spark-state", lease_ttl_s=lease_s))
     with closing(open_log(read.where)) as log, HeldPlan(log, terms, read.at, read.key_groups) as held:

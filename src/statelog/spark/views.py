@@ -1,6 +1,6 @@
 """Views of a log itself, as tables: its snapshots, commits, writers and subscriptions, and how far the snapshots lag.
 
-One view is a schema and a function, named in `VIEWS`; the option `read` takes its name. Times are UTC, sizes bytes.
+A view is a schema and a function, named in `VIEWS`; the option `read` takes its name. Times are UTC, sizes in bytes.
 """
 
 import json
@@ -37,14 +37,14 @@ Rows = list[dict[str, object]]
 
 
 class View(NamedTuple):
-    """The columns of a view, and its rows, in parts, up to a ledger position. What a row leaves out is null."""
+    """The columns of a view, and its rows, in parts, up to a ledger position. Columns that a row omits are null."""
 
     schema: pa.Schema
     rows: Callable[[Log, int], Iterator[Rows]]
 
 
 def _snapshots(log: Log, _: int) -> Iterator[Rows]:
-    """The kept snapshots, oldest first; `rows` and `size_bytes` are those of their runs."""
+    """Yield the retained snapshots, oldest first; `rows` and `size_bytes` are those of their runs."""
     found = (log.manifests.find(number) for number in log.manifests.numbers())
     yield [
         {
@@ -61,10 +61,10 @@ def _snapshots(log: Log, _: int) -> Iterator[Rows]:
 
 
 def _commits(log: Log, position: int) -> Iterator[Rows]:
-    """The valid commits that the log still holds, oldest first. `metadata` is JSON."""
-    reach = RetainedHistory(log, None, seen=[Place(position)])
-    start = min(reach.oldest_position, position)
-    with log.replay(reach.base_for(start), start) as ledger:
+    """Yield the valid commits that the log still holds, oldest first. `metadata` is JSON."""
+    history = RetainedHistory(log, None, seen=[Place(position)])
+    start = min(history.oldest_position, position)
+    with log.replay(history.base_for(start), start) as ledger:
         found = ledger.commits(position)
         while portion := list(islice(found, _PORTION)):
             yield [_commit(log, one) for one in portion]
@@ -85,9 +85,9 @@ def _commit(log: Log, one: ValidCommit) -> dict[str, object]:
 
 
 def _writers(log: Log, position: int) -> Iterator[Rows]:
-    """The writers that have not ended: last commit, newest epoch, and the partitions that are theirs now."""
-    reach = RetainedHistory(log, None, seen=[Place(position)])
-    with log.replay(reach.base_for(position), position) as ledger:
+    """Yield the writers that have not ended: last commit, newest epoch, and the partitions that they own now."""
+    history = RetainedHistory(log, None, seen=[Place(position)])
+    with log.replay(history.base_for(position), position) as ledger:
         state = ledger.folded.state
     owned = {live.writer: sorted(live.partitions) for live in state.live}
     yield [
@@ -104,8 +104,10 @@ def _writers(log: Log, position: int) -> Iterator[Rows]:
 
 
 def _subscriptions(log: Log, _: int) -> Iterator[Rows]:
-    """How the subscription of every reader stands. `ended` says why one holds nothing any more, and `problem` why one
-    that holds everything cannot be read; then the rest is null.
+    """Yield the subscription of every reader.
+
+    `ended` says why a subscription holds nothing any more, `problem` why an unreadable one holds everything. With a
+    `problem` the rest is null.
     """
     stored = list_subscriptions(log.store)
     rows: Rows = [
@@ -125,7 +127,7 @@ def _subscriptions(log: Log, _: int) -> Iterator[Rows]:
 
 
 def _lag(log: Log, position: int) -> Iterator[Rows]:
-    """One row: what was committed behind the newest snapshot, and `since` when."""
+    """Yield one row about the commits after the newest snapshot; `since` is the time of the first."""
     base = log.manifests.newest()
     start = base.position if base else 0
     commits, changes, size_bytes, since = 0, 0, 0, None
@@ -156,7 +158,7 @@ def _micros(timestamp_ms: int) -> int | None:
 
 
 def _view(rows: Callable[[Log, int], Iterator[Rows]], columns: str) -> View:
-    """A view with these columns: names and types, as in SQL."""
+    """Make a view with these columns: names and types, as in SQL."""
     split = (column.split() for column in columns.split(","))
     return View(pa.schema([(name, _TYPES[kind]) for name, kind in split]), rows)
 
@@ -188,7 +190,7 @@ VIEWS: Mapping[str, View] = {
 
 
 def view_columns(view: str) -> StructType:
-    """The columns of a view."""
+    """Return the columns of a view."""
     return from_arrow_schema(VIEWS[view].schema)
 
 
@@ -202,11 +204,11 @@ class ViewReader(DataSourceReader):
         self._schema = spark_arrow_schema(schema)
 
     def partitions(self) -> Sequence[InputPartition]:
-        """One, whatever there is to read."""
+        """Return one partition, whatever there is to read."""
         return [InputPartition(self._view)]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:  # noqa: ARG002  # Spark's signature
-        """The rows. Raises Damaged, Unavailable."""
+        """Yield the rows. Raises Damaged, Unavailable."""
         with reported():
             view = VIEWS[self._view]
             for rows in view.rows(cached_log(self._where, self._identity), self._position):

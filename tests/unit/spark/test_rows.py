@@ -169,7 +169,7 @@ def test_what_can_never_fit_is_refused_at_planning(
     [
         (1, NOON.replace(microsecond=1), "Write date_trunc('millisecond', at)"),
         (None, NOON, "Fill the nulls of n, as by coalesce(n, ...), or leave such rows out"),
-        (1 << 40, NOON, "Evolve the field to a wider type, or write try_cast(n as int), which makes null what is more"),
+        (1 << 40, NOON, "Evolve the field to a wider type, or write try_cast(n as int), which makes others null"),
     ],
 )
 def test_what_may_not_fit_is_named_when_it_does_not(
@@ -363,7 +363,7 @@ def test_a_job_takes_the_partitions_that_it_names() -> None:
     assert options(partitions="0:2,3").taken(4) == (0, 1, 3)
     assert [options(partitions=f"{one}/3").taken(4) for one in range(3)] == [(0, 1), (2,), (3,)]
     for wrong in ("4", "4/5"):
-        with pytest.raises(ConfigError, match="what the log lacks"):
+        with pytest.raises(ConfigError, match="a partition that the log lacks"):
             options(partitions=wrong).taken(4)
     for wrong in ("3/3", "/2", "0/2,1", "x"):
         with pytest.raises(ConfigError, match="the option partitions is"):
