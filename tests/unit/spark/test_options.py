@@ -133,7 +133,11 @@ _REFUSED: list[tuple[Callable[[Any], object], object, str]] = [
         "where is of type str, and not Where",
     ),
     (lambda given: upsert("flights", _PLACE, writer="w", partitions=given), 3, "partitions is of type int"),
-    (lambda given: upsert("flights", _PLACE, writer="w", partitions=given), ["0"], "partitions has an item that is no whole n"),
+    (
+        lambda given: upsert("flights", _PLACE, writer="w", partitions=given),
+        ["0"],
+        "partitions has an item that is no whole n",
+    ),
     (lambda log: repartition_by_key_group(log, log), "flights", "log is of type str, and not Log or Descriptor"),
 ]
 
