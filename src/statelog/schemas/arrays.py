@@ -24,6 +24,8 @@ _MOST_SHARED = 16  # The most columns that may share one buffer, which Arrow cou
 _MOST_COLUMN_BYTES = (1 << 31) - 1
 _SMALL_BYTES = 64 << 10
 _MANY_ROWS = 2000  # For fewer rows, Arrow's `take` of a batch beats numpy's calls.
+# `DataType.to_pandas_dtype` is missing without pandas in some versions of PyArrow, 18 to 25 among them.
+_DTYPES = {pa.from_numpy_dtype(code).id: np.dtype(code) for code in "?bhiqBHIQefd"}
 
 
 class BinaryColumn(NamedTuple):
@@ -87,15 +89,15 @@ def numbers_of(column: pa.Array | pa.ChunkedArray) -> NDArray[Any]:
         return column.to_numpy()
     _, data = column.buffers()
     if data is None:
-        return np.zeros(0, column.type.to_pandas_dtype())
+        return np.zeros(0, _DTYPES[column.type.id])
     # With a count, because a foreign buffer may end with a part of a number.
-    return np.frombuffer(memoryview(data), column.type.to_pandas_dtype(), column.offset + len(column))[column.offset :]
+    return np.frombuffer(memoryview(data), _DTYPES[column.type.id], column.offset + len(column))[column.offset :]
 
 
 def numbers_or_zeros(column: pa.Array) -> NDArray[Any]:
     """Return `numbers_of`, with zeros for nulls."""
     if column.null_count:
-        column = column.fill_null(column_of(np.zeros(1, column.type.to_pandas_dtype()))[0])
+        column = column.fill_null(column_of(np.zeros(1, _DTYPES[column.type.id]))[0])
     return numbers_of(column)
 
 
