@@ -11,6 +11,7 @@ import sys
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from functools import cache
+from itertools import takewhile
 from pathlib import Path
 from types import CodeType, FrameType
 from typing import Any
@@ -73,6 +74,7 @@ def _ends_of_with(code: CodeType) -> frozenset[int]:
     found = set[int]()
     for at, three in enumerate(zip(steps, steps[1:], steps[2:], strict=False)):
         if all(one.opname == "LOAD_CONST" and one.argval is None for one in three):
-            before = steps[at - 1]
-            found |= {three[0].offset, before.offset if before.opname == "SWAP" else three[0].offset}
+            found.add(three[0].offset)
+            before = takewhile(lambda one: one.opname == "SWAP", reversed(steps[:at]))
+            found |= {one.offset for one in before}  # One up to Python 3.13, two from 3.14 on.
     return frozenset(found)
