@@ -7,6 +7,7 @@ import re
 import shutil
 import subprocess
 import sys
+import tomllib
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,7 @@ _PATCHES = [_KUBERNETES / "scraped" / name for name in ("materializer.yaml", "wo
 _MANIFESTS = sorted(
     path for path in _KUBERNETES.rglob("*.yaml") if path.name != "kustomization.yaml" and path not in _PATCHES
 )
+_VERSION = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]["version"]
 _OLDEST = "1.29"
 """The oldest Kubernetes whose schemas the manifests have to fit."""
 _NO_SCHEMAS = "the schemas of Kubernetes cannot be had here: pip install '.[test]'"
@@ -97,7 +99,7 @@ def test_the_example_says_what_it_is_to_say() -> None:
     documents = _of_kind(found)
     daemon, worker = documents["Deployment"], documents["StatefulSet"]
     assert daemon["spec"]["replicas"] == 2
-    assert _container(daemon)["image"] == "registry.example.com/statelog:0.1.0"
+    assert _container(daemon)["image"] == f"registry.example.com/statelog:{_VERSION}"
     assert _variables(daemon)["LOG"] == "orders"
     assert (_variables(worker)["LOG"], _variables(worker)["TOPIC"]) == ("orders", "clicks")
     assert "orders-state" in documents["ConfigMap"]["data"]["statelog.toml"]

@@ -3,9 +3,13 @@
 import re
 import tomllib
 
+from packaging.version import Version
+
 from tests.support.constraints import pinned, requirements
 from tests.support.rooms import ROOT
 
+_CHANGELOG = (ROOT / "CHANGELOG.md").read_text("utf-8")
+_GROUPS = ["Added", "Changed", "Deprecated", "Removed", "Fixed", "Security"]
 _WORKFLOW = (ROOT / ".github" / "workflows" / "ci.yml").read_text("utf-8")
 _PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
 
@@ -32,3 +36,29 @@ def test_ci_runs_what_the_makefile_has() -> None:
     assert called
     assert set(called) <= set(targets)
     assert "PIP_CONSTRAINT: ${{ github.workspace }}/constraints.txt" in _WORKFLOW
+
+
+def test_the_changelog_begins_with_this_version() -> None:
+    """Below Unreleased comes the version of pyproject.toml with its day; older ones follow, each once."""
+    headings = re.findall(r"^## (.*)$", _CHANGELOG, re.MULTILINE)
+    assert headings[0] == "[Unreleased]"
+    found = [re.fullmatch(r"\[(\d+\.\d+\.\d+)\] - \d{4}-\d\d-\d\d", one) for one in headings[1:]]
+    versions = [one[1] for one in found if one]
+    assert len(versions) == len(headings) - 1
+    assert versions[0] == _PROJECT["version"]
+    assert versions == sorted(set(versions), key=Version, reverse=True)
+
+
+def test_each_version_has_its_groups_in_order() -> None:
+    """A section of the changelog has the groups of Keep a Changelog, each at most once."""
+    for section in re.split(r"^## ", _CHANGELOG, flags=re.MULTILINE)[1:]:
+        groups = re.findall(r"^### (.*)$", section, re.MULTILINE)
+        assert groups == [one for one in _GROUPS if one in groups]
+
+
+def test_each_change_is_short() -> None:
+    """At most 40 words for a change, and 1,500 for a version."""
+    changes = re.findall(r"^- (.*(?:\n  .*)*)", _CHANGELOG, re.MULTILINE)
+    assert changes
+    assert [one for one in changes if len(one.split()) > 40] == []
+    assert [part for part in re.split(r"^## ", _CHANGELOG, flags=re.MULTILINE)[1:] if len(part.split()) > 1500] == []
