@@ -9,6 +9,7 @@ import pytest
 
 import statelog
 from statelog.errors import ConfigError, NotFound
+from statelog.log import Log
 from tests.support.rigs.log import where_at
 from tests.support.services.broker import Broker
 
@@ -22,7 +23,7 @@ def where(broker: Broker, log_name: str, tmp_path: Path) -> Iterator[statelog.Wh
     root = str(tmp_path / "root")
     place = where_at(broker.bootstrap, root)
     yield place
-    statelog.Log.delete(log_name, place)
+    Log.delete(log_name, place)
 
 
 def test_a_program_that_is_run_twice(log_name: str, where: statelog.Where) -> None:

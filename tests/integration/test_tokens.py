@@ -24,7 +24,7 @@ from statelog.kafka.client import ConfluentKafka
 from statelog.kafka.config import client_config
 from statelog.kafka.native import make_client
 from statelog.kafka.port import TopicSpec
-from statelog.log import LogOptions, Where
+from statelog.log import Log, LogOptions, Where
 from statelog.materializer.outcome import CompletedRound
 from statelog.materializer.round import run_round
 from statelog.materializer.settings import MaterializerSettings
@@ -82,7 +82,7 @@ def place(secure_node: SecureBroker, tmp_path_factory: pytest.TempPathFactory) -
     with token_server(broker.issuer, {_USER: _SECRET}) as server:
         found = Place(broker, server, tmp_path_factory.mktemp("tokens"))
         for log in (_LOG, _LASTING):
-            statelog.Log.create(log, found.where(found.token), LogOptions(partitions=1, key_type="string")).close()
+            Log.create(log, found.where(found.token), LogOptions(partitions=1, key_type="string")).close()
         yield found
 
 

@@ -16,6 +16,7 @@ from playwright.sync_api import Browser, Page, ViewportSize, expect, sync_playwr
 import statelog
 from statelog import LogOptions, Where
 from statelog.log import Log
+from statelog.materializer import run_round
 from tests.support.services.broker import OwnBroker
 from tests.support.services.browser import WHERE_TO_HAVE_IT, chromium
 
@@ -47,7 +48,7 @@ def where(own_broker: OwnBroker, log_name: str, tmp_path: Path) -> Where:
     options = LogOptions(partitions=16, key_groups=1024, key_type="string")
     with statelog.open(log_name, place, create=options) as log:
         _commit(log, "first", {f"key {number}": b"one" for number in range(5000)} | {HOSTILE: HOSTILE.encode()})
-        statelog.run_round(log)
+        run_round(log)
         _commit(log, "second", {HOSTILE: b"newest"}, {f"topic {number}": "offset 1" for number in range(20)})
     return place
 

@@ -15,7 +15,7 @@ from statelog.errors import ClosedError, ConfigError, InvalidChange, StoreUnavai
 from statelog.kafka.config import client_config
 from statelog.kafka.native import ProcessGuard
 from statelog.lake import export
-from statelog.log import Where, accept_data_loss, accept_ledger_loss
+from statelog.log import Log, Where, accept_data_loss, accept_ledger_loss
 from statelog.log.config import file_layer
 from statelog.log.where import log_names
 from statelog.operate.listening import listening_at
@@ -28,6 +28,7 @@ from statelog.recovery import (
     plan_changes,
     read_changes,
     read_rocksdb_state,
+    recover_snapshot,
     split_changes,
 )
 from statelog.schemas.ledger.records import LossRange
@@ -45,7 +46,7 @@ def untyped(value: object) -> Any:
 
 
 @pytest.fixture
-def log(statelog_twin: Twin) -> statelog.Log:
+def log(statelog_twin: Twin) -> Log:
     """A log of bytes, in memory."""
     return statelog.open("visits", statelog_twin.where(), create=True)
 
@@ -55,8 +56,8 @@ _DOORS: list[Callable[[Any], object]] = [
     lambda where: statelog.table("visits", where),
     lambda where: statelog.standby("visits", where),
     lambda where: statelog.worker("visits", where, topic="words"),
-    lambda where: statelog.recover_snapshot("visits", where),
-    lambda where: statelog.Log.delete("visits", where),
+    lambda where: recover_snapshot("visits", where),
+    lambda where: Log.delete("visits", where),
     log_names,
 ]
 
@@ -76,7 +77,7 @@ def _aged(where: Where) -> object:
         return standby.get(b"alice", max_age_s=untyped("1s"))
 
 
-_REFUSED: list[tuple[Callable[[statelog.Log, Where], object], str]] = [
+_REFUSED: list[tuple[Callable[[Log, Where], object], str]] = [
     (lambda _, where: statelog.open("other", where, create=untyped({"partitions": 2})), "create is of type dict"),
     (lambda _, where: statelog.table("other", where, create=untyped("yes")), "create is of type str"),
     (lambda _, where: statelog.worker("other", where, topic=untyped(["words"])), "topic is of type list"),
@@ -216,7 +217,7 @@ _REFUSED: list[tuple[Callable[[statelog.Log, Where], object], str]] = [
 
 @pytest.mark.parametrize(("call", "told"), _REFUSED)
 def test_the_argument_of_another_kind_is_named(
-    statelog_twin: Twin, log: statelog.Log, call: Callable[[statelog.Log, Where], object], told: str
+    statelog_twin: Twin, log: Log, call: Callable[[Log, Where], object], told: str
 ) -> None:
     """No AttributeError from somewhere within: the argument, what it is, and what belongs there."""
     statelog_twin.create_topic("words", partitions=2)
@@ -282,7 +283,7 @@ def test_a_root_may_begin_at_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         statelog.open("visits", Where(where.kafka, "~nobody-is-called-so/logs"))
 
 
-def test_a_value_of_another_type_says_what_to_do(statelog_twin: Twin, log: statelog.Log) -> None:
+def test_a_value_of_another_type_says_what_to_do(statelog_twin: Twin, log: Log) -> None:
     """Text for bytes: encode it. None: delete the key. A data frame: what makes it a table of Arrow."""
     with log, statelog.Writer(log, "web") as writer:
         for value, hint in (("1", "Encode it"), (1, "Encode it"), (None, "delete it")):

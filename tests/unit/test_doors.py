@@ -10,10 +10,11 @@ import pyarrow as pa
 import pytest
 
 import statelog
-from statelog import Coordinator, RecoverySettings, TaskWriter, Where, Writer
+from statelog import Where, Writer
 from statelog.log import Log
+from statelog.producer import Coordinator, TaskWriter
 from statelog.producer.settings import WriterSettings
-from statelog.recovery import recover
+from statelog.recovery import RecoverySettings, recover
 from statelog.tables import InputTopic
 from statelog.tables.table import Table
 from tests.support.rigs.log import TwinRig, twin_rig

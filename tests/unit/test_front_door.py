@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from importlib import import_module
 from importlib.metadata import version
 
 import pytest
@@ -26,6 +27,15 @@ def test_types_and_names_agree() -> None:
     """Type checkers see the names that programs get."""
     source = (SOURCE / "__init__.py").read_text(encoding="utf-8")
     assert style.exported_names(source) >= set(statelog.__all__)
+
+
+@pytest.mark.parametrize(("name", "room"), [("Log", "statelog.log"), ("read", "statelog.recovery")])
+def test_a_name_that_moved_says_where_to(name: str, room: str) -> None:
+    """The names of 0.1 still work, with a warning at the caller's line."""
+    with pytest.warns(DeprecationWarning, match=rf"statelog\.{name} is {room}\.{name} since 0\.2") as warned:
+        assert getattr(statelog, name) is getattr(import_module(room), name)
+    assert warned[0].filename == __file__
+    assert name not in statelog.__all__
 
 
 def test_the_version_is_that_of_the_distribution() -> None:

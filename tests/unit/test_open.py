@@ -10,7 +10,7 @@ import pytest
 import statelog
 from statelog.errors import AlreadyExists, ConfigError, InvalidName, NotFound, StoreUnavailable
 from statelog.kafka.port import TopicSpec
-from statelog.log import Where
+from statelog.log import Log, Where
 from statelog.log import log as log_module
 from statelog.log import where as where_module
 from statelog.testing.cluster import MemoryCluster
@@ -30,7 +30,7 @@ class _World:
         self.cluster = MemoryCluster()
         self.disk = MemoryDisk(lambda: 1_000.0)
 
-    def open(self, faults: FaultHook | None = None, *, create: bool = True, **options: Any) -> statelog.Log:
+    def open(self, faults: FaultHook | None = None, *, create: bool = True, **options: Any) -> Log:
         """As a process of its own; `create` unless told otherwise."""
         store = MemoryStore(self.disk, "visits", **({"faults": faults} if faults else {}))
         where = where_at(MemoryKafka(cluster=self.cluster), store)
@@ -70,7 +70,7 @@ def test_a_log_that_is_deleted_leaves_no_directory_behind(world: _World, tmp_pat
     with statelog.open("visits", where, create=statelog.LogOptions(value_schema=_POINT)) as log:
         statelog.recover(log).to_dict()
     assert (tmp_path / "visits" / "schemas").is_dir()
-    statelog.Log.delete("visits", Where(MemoryKafka(cluster=world.cluster), str(tmp_path)))
+    Log.delete("visits", Where(MemoryKafka(cluster=world.cluster), str(tmp_path)))
     assert list(tmp_path.iterdir()) == [tmp_path / "orders"]
 
 
@@ -210,7 +210,7 @@ def _calls_of_a_create() -> int:
 @pytest.mark.parametrize("number", range(1, _calls_of_a_create() + 1))
 def test_a_rival_that_makes_it_meanwhile(world: _World, number: int) -> None:
     """Whichever step of ours it comes before: both open one and the same log."""
-    rivals: list[statelog.Log] = []
+    rivals: list[Log] = []
 
     def rival() -> None:
         rivals.append(world.open(partitions=2))

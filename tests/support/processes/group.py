@@ -24,7 +24,7 @@ from statelog.errors import Unavailable
 from statelog.kafka.client import ConfluentKafka
 from statelog.kafka.config import client_config
 from statelog.kafka.port import TopicSpec
-from statelog.tables import InputTopic, Table
+from statelog.tables import InputTopic, Table, Worker
 from tests.sim.source import WORK
 from tests.support.processes.starts import quick_start
 from tests.support.rigs.log import where_at
@@ -94,7 +94,7 @@ class Group:
 
     def worker(
         self, instance: str, environment: Environment, *, accept_loss: bool = False, **options: Any
-    ) -> "statelog.Worker[bytes, bytes]":
+    ) -> "Worker[bytes, bytes]":
         """As a process of the group makes it."""
         consumer = {**self.consumer, **({"group.instance.id": instance} if instance else {})}
         kept: dict[str, Any] = {}

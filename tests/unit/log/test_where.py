@@ -9,6 +9,7 @@ import pytest
 import statelog
 from statelog.errors import ConfigError, NotFound
 from statelog.log import Where
+from statelog.recovery import recover_snapshot
 from statelog.testing.kafka import MemoryKafka
 
 _KAFKA = {"bootstrap.servers": "kafka:9092", "sasl.password": "hidden"}
@@ -74,7 +75,7 @@ def test_settings_are_asked_for_where_a_port_does_not_do() -> None:
     with pytest.raises(ConfigError, match="names no Kafka"):
         statelog.open("visits", Where(None, "/logs"))
     with pytest.raises(NotFound):
-        statelog.recover_snapshot("visits", Where(None, "/nowhere"))
+        recover_snapshot("visits", Where(None, "/nowhere"))
 
 
 def test_the_development_broker() -> None:

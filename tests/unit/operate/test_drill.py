@@ -135,7 +135,7 @@ def test_drills_come_by_themselves_and_are_told() -> None:
             with statelog.open(name, twin.where(), create=True) as log, statelog.Writer(log, "w") as writer:
                 writer.put(b"k", b"v")
                 writer.commit()
-                statelog.run_round(log)
+                run_round(log)
     twin.disk.remove("damaged/descriptor.avro")
     damaged, whole = _told(twin, "whole", "damaged")
     assert (damaged.kind, damaged.log, damaged.level) == (EventKind.DRILL_FAILED, "damaged", logging.ERROR)

@@ -12,6 +12,9 @@ import pytest
 import statelog
 from statelog.errors import NotFound
 from statelog.log import Log
+from statelog.materializer import run_round
+from statelog.recovery import AtPosition, read
+from statelog.tables import TableSettings
 from statelog.testing import Twin
 from tests.support.rigs.log import settings_for
 
@@ -47,18 +50,18 @@ def test_a_notebook_reads_what_is_committed(closed: list[str], tmp_path: Path) -
         table["a"] = {"tags": {"x": 1}}
         table.commit({"offset": 1})
         with statelog.open("visits", twin.where()) as log:
-            statelog.run_round(log, settings_for(tmp_path))
+            run_round(log, settings_for(tmp_path))
         position = table.position
         table["b"] = {"tags": {}}
         table.commit({"offset": 2})
         closed.clear()
-        with statelog.read("visits", twin.where()) as visits:
+        with read("visits", twin.where()) as visits:
             last = visits.last_commit("table")
             assert last is not None
             assert (visits.to_arrow().num_rows, last.metadata) == (2, {"offset": 2})
         assert closed == ["visits"]
-        assert statelog.read("visits", twin.where()).to_dict() == {"a": {"tags": {"x": 1}}, "b": {"tags": {}}}
-        earlier = statelog.read("visits", twin.where(), at=statelog.AtPosition(position))
+        assert read("visits", twin.where()).to_dict() == {"a": {"tags": {"x": 1}}, "b": {"tags": {}}}
+        earlier = read("visits", twin.where(), at=AtPosition(position))
         assert earlier.to_dict() == {"a": {"tags": {"x": 1}}}
         table["c"] = {"tags": {}}
         table.commit({"offset": 3})
@@ -70,7 +73,7 @@ def test_values_come_in_one_form(tmp_path: Path, *, is_kept: bool) -> None:
     twin, at = Twin(), datetime(2026, 1, 2, 3, 4, 5, 6000, tzinfo=UTC)
     options = statelog.LogOptions(value_schema=TIMES)
     kept: dict[str, Any] = {"backend": "rocksdb", "directory": tmp_path} if is_kept else {}
-    given, settings = {"at": at, "also": {"x": [at], "y": []}}, statelog.TableSettings(recent_bytes=0)
+    given, settings = {"at": at, "also": {"x": [at], "y": []}}, TableSettings(recent_bytes=0)
     with statelog.table("times", twin.where(), create=options, settings=settings, **kept) as table:
         table[b"k"] = given
         assert table[b"k"] == given
@@ -79,7 +82,7 @@ def test_values_come_in_one_form(tmp_path: Path, *, is_kept: bool) -> None:
         shown.append(repr(table[b"k"]))
     with statelog.table("times", twin.where(), settings=settings, **kept) as table:
         shown += [repr(table[b"k"]), repr(next(iter(table.values())))]
-    shown.append(repr(statelog.read("times", twin.where()).to_dict()[b"k"]))
+    shown.append(repr(read("times", twin.where()).to_dict()[b"k"]))
     assert set(shown) == {shown[0]}
 
 
@@ -89,17 +92,17 @@ def test_the_log_is_closed_with_what_reads_it(closed: list[str]) -> None:
     with statelog.table("visits", twin.where(), create=True) as table:
         table[b"a"] = b"1"
     closed.clear()
-    assert statelog.read("visits", twin.where()).to_dict() == {b"a": b"1"}
+    assert read("visits", twin.where()).to_dict() == {b"a": b"1"}
     gc.collect()
     assert closed == ["visits"], "it was dropped"
-    with closing(statelog.read("visits", twin.where()).stream()) as stream:
+    with closing(read("visits", twin.where()).stream()) as stream:
         assert sum(changes.num_rows for changes, _ in stream) == 1
         assert closed == ["visits"]
     del stream
     gc.collect()
     assert closed == ["visits"] * 2
     with pytest.raises(NotFound):
-        statelog.read("visits", twin.where(), at=statelog.AtPosition(99))
+        read("visits", twin.where(), at=AtPosition(99))
     assert closed == ["visits"] * 3
     with pytest.raises(NotFound):
-        statelog.read("nothing", twin.where())
+        read("nothing", twin.where())

@@ -6,10 +6,10 @@ from typing import Any, assert_type, cast
 import pytest
 
 import statelog
-from statelog import Table, Writer
+from statelog import Writer
 from statelog.errors import InvalidChange
 from statelog.log import LogOptions, Where
-from statelog.tables import Worker
+from statelog.tables import Table, Worker
 from tests.support.rigs.log import twin_rig
 
 _SCHEMA = '{"type": "record", "name": "Order", "fields": [{"name": "amount", "type": "long"}]}'

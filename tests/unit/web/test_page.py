@@ -18,9 +18,10 @@ import pytest
 import trustme
 
 import statelog
-from statelog import MaterializerSettings, Where
+from statelog import Where
 from statelog.errors import ConfigError
 from statelog.log import Log
+from statelog.materializer import MaterializerSettings, run_round
 from statelog.operate.listening import Listening, listening_at
 from statelog.testing import Fault, Twin
 from statelog.testing.kafka import MemoryKafka
@@ -84,7 +85,7 @@ def twin() -> Generator[Twin]:
                     writer.put(key, b"value %d of " % number + key)
                     writer.commit()
                     if number == 0:
-                        statelog.run_round(log)
+                        run_round(log)
         yield twin
 
 
@@ -121,7 +122,7 @@ def test_a_log_that_nobody_rolls_up_is_not_green(twin: Twin) -> None:
 def test_the_latest_commits_are_shown_right_after_a_round(twin: Twin) -> None:
     """They lie below the newest snapshot then, where the ledger still has them."""
     with statelog.open("visits", twin.where()) as log:
-        statelog.run_round(log)
+        run_round(log)
     with served(twin.where()) as url:
         text = unescape(ask(f"{url}/logs/visits").text)
     assert "0 changes" in text
@@ -131,7 +132,7 @@ def test_the_latest_commits_are_shown_right_after_a_round(twin: Twin) -> None:
 def test_damage_below_the_newest_snapshot_takes_no_page_away(twin: Twin) -> None:
     """What describe does not need is left out."""
     with statelog.open("visits", twin.where()) as log:
-        statelog.run_round(log)
+        run_round(log)
         position = log.manifests.read(1).position
     twin.cluster.spoil("visits.ledger", 0, position, position + 1)
     with served(twin.where()) as url:
