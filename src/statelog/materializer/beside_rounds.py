@@ -27,7 +27,7 @@ def ask_first_delay_s(log: Log, settings: MaterializerSettings) -> float:
     return first_delay_s(log.name, settings, due_s=wait_s - age_s)
 
 
-def after_all(log: Log, error: StatelogError, wait: Callable[[float], object]) -> StatelogError:
+def final_error(log: Log, error: StatelogError, wait: Callable[[float], object]) -> StatelogError:
     """Return the error that rounds ended with, or NotFound if the log is being deleted.
 
     Such a log looks damaged until its descriptor, the last file, is deleted. So the log is checked for some seconds.

@@ -28,7 +28,7 @@ from statelog.environment import current_environment, repeated
 from statelog.errors import Damaged, RoundGivenUp, StatelogError, StoreRefused, Unavailable
 from statelog.log import Log
 from statelog.log.log import check_log
-from statelog.materializer.beside_rounds import after_all, ask_first_delay_s
+from statelog.materializer.beside_rounds import ask_first_delay_s, final_error
 from statelog.materializer.cleanup import VerifiedRuns
 from statelog.materializer.control import BackgroundTask, Control, begin_task
 from statelog.materializer.engine import EngineMaker, LocalEngine
@@ -149,7 +149,7 @@ class Materializer:
             self._next_alarm_s = alarm_age_s
         elif age_s >= self._next_alarm_s:
             self._next_alarm_s = age_s + alarm_age_s
-            self._tell(EventKind.LOG_AGE_ALARM, age_s=age_s)
+            self._report(EventKind.LOG_AGE_ALARM, age_s=age_s)
 
     # ---- one round
 
@@ -171,7 +171,7 @@ class Materializer:
         self._control.take_trigger()
         self._statistics = replace(self._statistics, started=self._statistics.started + 1)
         started_s = self._began_s = self._stepped_s = self._clock()
-        self._tell(EventKind.ROUND_STARTED, started_s, cause=cause)
+        self._report(EventKind.ROUND_STARTED, started_s, cause=cause)
         return started_s
 
     def _run_round(self, started_s: float, beside: BackgroundMerge | None) -> RoundOutcome:
@@ -213,7 +213,7 @@ class Materializer:
                     if wait_s is not None:
                         self._control.wait(wait_s)
         except Damaged as error:
-            found = after_all(self._log, error, self._control.wait)
+            found = final_error(self._log, error, self._control.wait)
             if found is error:
                 raise
             raise found from error
@@ -223,7 +223,7 @@ class Materializer:
     def begin(self, delay_s: float) -> None:
         """Start: the first round is due after this delay. The caller then calls `turn` until `is_over`, and `end`."""
         self.due_s = self._clock() + delay_s
-        self._tell(EventKind.STARTED, first_round_s=0.0 if self._control.is_triggered else delay_s)
+        self._report(EventKind.STARTED, first_round_s=0.0 if self._control.is_triggered else delay_s)
 
     @property
     def is_over(self) -> bool:
@@ -266,7 +266,7 @@ class Materializer:
         self._tail_watch.drop()
         if self._merge is not None:
             self._merge.close()
-        self._tell(EventKind.STOPPED)
+        self._report(EventKind.STOPPED)
 
     def _begin_what_is_due(self) -> None:
         if self._clock() >= self._tail_watch.due_s and self.admit(Work.LOOK):
@@ -325,10 +325,10 @@ class Materializer:
         try:
             outcome = task.future.result()
         except StatelogError as error:
-            self._bear(error)
+            self._count_failure(error)
         else:
             self._ended_well(outcome, task.started_s)
-        self._moves_on(outcome)
+        self._schedule_next(outcome)
 
     def _take_late(self, task: BackgroundTask[RoundOutcome]) -> None:
         """Count a round that was given up, if it ended well. Raise the damage that it found."""
@@ -336,7 +336,7 @@ class Materializer:
         outcome: RoundOutcome | None = None
         with suppress(Unavailable, StoreRefused):  # It was counted as failed when it was given up.
             outcome = task.future.result()
-        self._tell(EventKind.ROUND_ENDED_LATE, outcome=outcome, counts=outcome is not None)
+        self._report(EventKind.ROUND_ENDED_LATE, outcome=outcome, counts=outcome is not None)
         if outcome is not None:
             self._statistics = replace(self._statistics, late=self._statistics.late + 1)
             self._ended_well(outcome, task.started_s)
@@ -345,7 +345,7 @@ class Materializer:
     def _judge_budget(self) -> None:
         found, budget_s = self._statistics.restore, self._settings.restore_budget_s
         if found is not None and self._tail_watch.judge(found, budget_s):
-            self._tell(EventKind.RESTORE_BUDGET_OUT_OF_REACH, snapshot_s=found.snapshot_s, budget_s=budget_s)
+            self._report(EventKind.RESTORE_BUDGET_OUT_OF_REACH, snapshot_s=found.snapshot_s, budget_s=budget_s)
 
     # ---- how rounds end
 
@@ -353,16 +353,18 @@ class Materializer:
         """Give up the round in flight: it counts as failed, and the schedule moves on without it."""
         task.is_given_up = True
         self._statistics = replace(self._statistics, hanging=self._statistics.hanging + 1)
-        self._bear(RoundGivenUp("a round exceeded round_timeout_s", round_timeout_s=self._settings.round_timeout_s))
-        self._moves_on(None)
+        self._count_failure(
+            RoundGivenUp("a round exceeded round_timeout_s", round_timeout_s=self._settings.round_timeout_s)
+        )
+        self._schedule_next(None)
 
-    def _bear(self, error: StatelogError) -> None:
+    def _count_failure(self, error: StatelogError) -> None:
         """Count the failure of the round in flight. Raise the error unless it is tolerated."""
         self._failed(error)
         if not self._tolerates(error):
             raise error
 
-    def _moves_on(self, outcome: RoundOutcome | None) -> None:
+    def _schedule_next(self, outcome: RoundOutcome | None) -> None:
         """Schedule the next round after the delay, and the next check of the tail now."""
         self._round = None
         self._ended_s = self._clock()
@@ -383,7 +385,7 @@ class Materializer:
         if self._statistics.failures_in_a_row == 0:
             self._failing_since_s = self._clock()
         self._statistics = with_failure(self._statistics, shown_error(error))
-        self._tell(
+        self._report(
             EventKind.ROUND_FAILED,
             cause_of=error,
             **error_facts(error),
@@ -396,11 +398,11 @@ class Materializer:
         self._statistics = with_outcome(self._statistics, outcome, duration_s=at_s - started_s)
         if isinstance(outcome, CompletedRound):
             self._log.history.forget(outcome.position)  # A fleet's logs are many.
-        self._tell(_ENDED[type(outcome)], at_s, outcome=outcome, **asdict(outcome))
+        self._report(_ENDED[type(outcome)], at_s, outcome=outcome, **asdict(outcome))
         for event in shortfalls(self._log.name, outcome, at_s):
             self._on_event(event)
 
-    def _tell(
+    def _report(
         self,
         kind: EventKind,
         at_s: float | None = None,

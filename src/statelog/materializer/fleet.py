@@ -30,7 +30,7 @@ from statelog.closing import undone_by_errors
 from statelog.environment import Environment, current_environment, repeated
 from statelog.errors import NotFound, StatelogError
 from statelog.log import Log
-from statelog.materializer.beside_rounds import after_all, ask_first_delay_s
+from statelog.materializer.beside_rounds import ask_first_delay_s, final_error
 from statelog.materializer.control import BackgroundTask, Control, begin_task
 from statelog.materializer.copy import is_closed_copy
 from statelog.materializer.daemon import Admit, Materializer, Work
@@ -307,10 +307,10 @@ class _Member:
         try:
             wait_s = daemon.turn()
         except Exception as error:  # noqa: BLE001 - a defect that one log brings out must not affect others
-            self._let_go(daemon, as_ours(error, self._name))
+            self._end_daemon(daemon, as_ours(error, self._name))
             return math.inf
         if daemon.is_over:
-            self._let_go(daemon, None)
+            self._end_daemon(daemon, None)
         return wait_s or 0.0
 
     def _ring(self, _: object) -> None:
@@ -319,7 +319,7 @@ class _Member:
     def leave(self) -> None:
         """End the daemon, and close a log that is still being opened once it is. `turn` is not called again."""
         if self._daemon is not None:
-            self._let_go(self._daemon, None)
+            self._end_daemon(self._daemon, None)
         if self._opening is not None:
             self._opening.future.add_done_callback(_close_opened)
 
@@ -341,10 +341,10 @@ class _Member:
         try:
             opened = opening.future.result()
         except Exception as error:  # noqa: BLE001 - as above
-            self._takes_leave(as_ours(error, self._name))
+            self._quarantine(as_ours(error, self._name))
             return
         if opened is None:
-            self._stays_away(_CLOSED)
+            self._mark_missing(_CLOSED)
             return
         self._log, delay_s = opened
         self._problem, self._is_absent = "", False
@@ -362,7 +362,7 @@ class _Member:
 
     # ---- ending; the second method runs on another thread
 
-    def _let_go(self, daemon: Materializer, error: StatelogError | None) -> None:
+    def _end_daemon(self, daemon: Materializer, error: StatelogError | None) -> None:
         log, self._log = self._log, None
         self._daemon, self._former = None, daemon
         self._problem = "" if error is None else shown_error(error)
@@ -375,24 +375,24 @@ class _Member:
         self._ending = None
         error = ending.future.result()
         if error is not None:
-            self._takes_leave(error)
+            self._quarantine(error)
 
-    def _takes_leave(self, error: StatelogError) -> None:
+    def _quarantine(self, error: StatelogError) -> None:
         """Note that it has no daemon for now: the log does not exist, or a person has to fix it."""
         if isinstance(error, NotFound):
-            self._stays_away(_ABSENT)
+            self._mark_missing(_ABSENT)
             return
         retry_s = min(self._shared.settings.retry_s, self._kit.settings.interval_s)
         self._open_due_s, self._problem = self._clock() + retry_s, shown_error(error)
-        self._tell(EventKind.LOG_SET_ASIDE, error, **error_facts(error), retry_s=retry_s)
+        self._report(EventKind.LOG_SET_ASIDE, error, **error_facts(error), retry_s=retry_s)
 
-    def _stays_away(self, problem: str) -> None:
+    def _mark_missing(self, problem: str) -> None:
         if not self._is_absent and (self._is_named or self._former is not None):
-            self._tell(EventKind.LOG_GONE)
+            self._report(EventKind.LOG_GONE)
         self._problem = problem
         self._open_due_s, self._is_absent = self._clock() + self._shared.settings.find_s, True
 
-    def _tell(self, kind: EventKind, cause: StatelogError | None = None, **facts: object) -> None:
+    def _report(self, kind: EventKind, cause: StatelogError | None = None, **facts: object) -> None:
         self._shared.on_event(Event(kind=kind, log=self._name, at_s=self._clock(), facts=facts, error=cause))
 
 
@@ -406,7 +406,7 @@ def _closed(log: Log | None, error: StatelogError | None, wait: Callable[[float]
     if log is None:
         return error
     try:
-        return None if error is None else after_all(log, error, wait)
+        return None if error is None else final_error(log, error, wait)
     finally:
         try:
             log.close()

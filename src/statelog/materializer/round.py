@@ -272,7 +272,7 @@ class Round:
     def _publish_next(self, target: RoundTarget) -> CompletedRound | LostRound:
         """Write, upload, read back, put, and clean up if the slot is won."""
         check_data(self._log, self._base, target)
-        with undone_by_errors(self._take_back):  # An engine may upload runs as it writes them.
+        with undone_by_errors(self._delete_uploads):  # An engine may upload runs as it writes them.
             delta = self._write_delta(target)
             self._passed("after-delta")
             self._runs, merged = self._merging.merge(self._runs, delta.output)
@@ -349,7 +349,7 @@ class Round:
                 return LostRound(number=newest)  # Its winner cleaned up.
             raise not_whole(error) from error
 
-    def _take_back(self) -> None:
+    def _delete_uploads(self) -> None:
         """Delete the uploads of a failed round, to make room for the next. Do nothing once a put was tried: one that
         failed may still take effect.
         """

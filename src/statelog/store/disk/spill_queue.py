@@ -101,7 +101,7 @@ class SpillQueue:
         """Release everything; the consumer gets the error."""
         with self._changed:
             self._error = error
-            self._let_go()
+            self._release_all()
 
     # ---- the consumer
 
@@ -165,7 +165,7 @@ class SpillQueue:
         """Release everything, except for the segments that a view holds. Idempotent."""
         with self._changed:
             self._is_closed = True
-            self._let_go()
+            self._release_all()
 
     # ---- with the lock held
 
@@ -240,7 +240,7 @@ class SpillQueue:
         finally:
             oldest.release()
 
-    def _let_go(self) -> None:
+    def _release_all(self) -> None:
         self._memory.clear()
         self._in_hand = None
         self._used_bytes = 0
