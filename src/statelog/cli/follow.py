@@ -19,13 +19,14 @@ from statelog.cli.which_state import From, Start, bytes_option, lease_option, pa
 from statelog.formatting import as_json, clean, in_text, show_time
 from statelog.log import Log
 from statelog.materializer.control import Control
-from statelog.operate.rows import BytesText, json_column, read_keys, rows_of
+from statelog.operate.rows import BytesText, json_column, read_keys, rows_of, value_column
 from statelog.reading import RetainedHistory
 from statelog.recovery import AtPosition, AtTime, Recovery, RecoverySettings, recover
 from statelog.recovery.changes import CommitFeed
 from statelog.schemas.changes.changes import DELETE
 from statelog.schemas.descriptor import Descriptor, HashRule
 from statelog.schemas.ledger.fold import ValidCommit
+from statelog.schemas.values.schema import with_text
 
 _PAUSE_S = 0.1
 _BATCH_ROWS = 10_000
@@ -197,7 +198,7 @@ class _Follower:
         ops = ["delete" if op == DELETE else "put" for op in batch.column("op").to_pylist()]
         groups = batch.column("key_group").to_pylist()
         keys = json_column(batch.column("key"), bytes_text)
-        values = json_column(batch.column("value"), bytes_text)
+        values = value_column(with_text(batch, self.feed.converter.target).column("value"), bytes_text)
         for op, group, key, value in zip(ops, groups, keys, values, strict=True):
             shown = {"key_group": group} if self.with_groups else {}
             shown |= {"key": key} if op == "delete" else {"key": key, "value": value}

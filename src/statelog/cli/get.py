@@ -16,7 +16,7 @@ from statelog.errors import ConfigError
 from statelog.formatting import as_json, clean, in_text
 from statelog.operate.lookup import difference, groups_of, look_up
 from statelog.operate.report import Report
-from statelog.operate.rows import BytesText, json_column, json_lines, read_keys
+from statelog.operate.rows import BytesText, json_column, json_lines, read_keys, value_column
 from statelog.reading import At
 from statelog.recovery import AtPosition, AtTime, RecoverySettings
 from statelog.schemas.arrays import gathered
@@ -102,9 +102,9 @@ def _print_value(found: pa.Table, bytes_text: BytesText, *, on_terminal: bool) -
     if not rows:
         return
     column = rows[0].column("value")
-    is_opaque = str(column.type) == "binary"
+    is_opaque = not pa.types.is_struct(column.type)
     if is_opaque and bytes_text is BytesText.UTF8 and not on_terminal:
-        sys.stdout.buffer.write(column[0].as_py() + b"\n")
+        sys.stdout.buffer.write(column.cast(pa.binary())[0].as_py() + b"\n")
         sys.stdout.buffer.flush()
         return
     (value,) = json_column(column, None if is_opaque and bytes_text is BytesText.UTF8 else bytes_text)
@@ -125,9 +125,10 @@ def diff(session: Session, name: str, start: str, end: str | None, bytes_text: B
     with session.open_log(name) as log:
         found = difference(log, first, last, settings)
     shown = bytes_text if session.output.as_json else None
-    keys, after, before = (
-        [one for chunk in column.chunks for one in json_column(chunk, shown)]
-        for column in (found.after.column("key"), found.after.column("value"), found.before.column("value"))
+    keys = [one for chunk in found.after.column("key").chunks for one in json_column(chunk, shown)]
+    after, before = (
+        [one for chunk in side.column("value").chunks for one in value_column(chunk, shown)]
+        for side in (found.after, found.before)
     )
     counts: Counter[str] = Counter()
     for key, old, new in zip(keys, before, after, strict=True):

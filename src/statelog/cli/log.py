@@ -18,7 +18,7 @@ from statelog.operate.description import missing, shape_of, shown_range, taken_a
 from statelog.operate.report import Listing, Report
 from statelog.operate.truncation import held
 from statelog.reading import list_leases, list_subscriptions
-from statelog.schemas.descriptor import HashRule
+from statelog.schemas.descriptor import HashRule, ValueFormat
 from statelog.schemas.key_groups import KeyType
 from statelog.schemas.ledger.records import LossRange
 from statelog.schemas.topic_policy import TruncationMode
@@ -47,6 +47,13 @@ _RANGE = re.compile(r"(\d{1,18}):(\d{1,18})-(\d{1,18})\Z")
 @click.option("--key-groups", type=int, default=128, show_default=True, help="Fixed for the life of the log.")
 @click.option("--key-type", type=click.Choice([one.value for one in KeyType]), default="bytes", show_default=True)
 @click.option("--value-schema", type=FILE, metavar="FILE.avsc", help="An Avro record; default: bytes.")
+@click.option(
+    "--value-type",
+    type=click.Choice([one.value for one in ValueFormat]),
+    default="bytes",
+    show_default=True,
+    help="What values without a schema are.",
+)
 @click.option(
     "--hash", "hash_rule", type=click.Choice([one.value for one in HashRule]), default="crc32", show_default=True,
     help="How a key's group is found: hashed from the key or its first bytes, or named by the caller.",

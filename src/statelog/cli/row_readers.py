@@ -19,6 +19,7 @@ from statelog.errors import ConfigError, InvalidChange
 from statelog.operate.rows import BytesText
 from statelog.schemas.arrays import numbers_or_zeros
 from statelog.schemas.values.arrow import default_array
+from statelog.schemas.values.json_text import encode_json, strict_json
 from statelog.schemas.values.types import ValueType
 
 _DELIMITERS = {"csv": ",", "tsv": "\t"}
@@ -51,7 +52,8 @@ class RowReader(ABC):
         root = fields.value_schema.root
         self._types = {name: pa.null() for name in (fields.op_field, fields.checkpoint_field) if name is not None}
         """The types by field; null for op and checkpoint until they are known."""
-        self._types |= {one.name: one.type.arrow for one in root.fields} if root else {fields.value_field: pa.binary()}
+        plain = {fields.value_field: fields.value_schema.shown_type}
+        self._types |= {one.name: one.type.arrow for one in root.fields} if root else plain
         self._types |= {"key_group": pa.int64()} if fields.named_groups else {}
         self._types[fields.key_field] = fields.key_type.arrow_type
         self._defaults = {
@@ -209,6 +211,13 @@ class JsonRows(RowReader):
 
     def read(self, rows: bytes) -> pa.RecordBatch | str:
         """Read objects as a batch, or return the reason why they cannot be read."""
+        if self._fields.value_schema.is_json:
+            try:
+                rows = _with_texts(rows, self._fields.value_field)
+            except InvalidChange as error:
+                return error.message
+            except (ValueError, RecursionError) as error:
+                return str(error)
         if self._wire is None:
             self._wire = self._wire_schema(rows.partition(b"\n")[0])
         batch = _parsed(rows, self._wire, "ignore" if self._fields.ignore_unknown else "error")
@@ -242,6 +251,17 @@ class JsonRows(RowReader):
                 problem = "it has a default, and Arrow's JSON reader cannot tell null from a missing field"
                 yield f"{path}.{one.name}", problem
             yield from self._lacking(one.type, f"{path}.{one.name}", depth + 1)
+
+
+def _with_texts(rows: bytes, value_field: str) -> bytes:
+    """Put the text of each JSON value in its place, which Arrow reads. Raises ValueError, InvalidChange."""
+    lines: list[bytes] = []
+    for line in rows.removesuffix(b"\n").split(b"\n"):
+        row = cast("dict[str, object]", strict_json(line))  # It begins and ends like an object.
+        if row.get(value_field) is not None:
+            row[value_field] = encode_json(row[value_field], None).decode()
+        lines.append(encode_json(row, None) + b"\n")
+    return b"".join(lines)
 
 
 def _parsed(

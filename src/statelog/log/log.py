@@ -30,7 +30,7 @@ from statelog.log.producers import WarmProducer, append_all
 from statelog.log.topics import IdentifiedTopics, check_owner, identify, topics_in_force
 from statelog.log.where import Where, no_kafka, opened_ports, opened_store
 from statelog.schemas.changes.changes import change_schema
-from statelog.schemas.descriptor import Descriptor
+from statelog.schemas.descriptor import Descriptor, ValueFormat
 from statelog.schemas.ledger.fold import LedgerBase
 from statelog.schemas.ledger.place import Place
 from statelog.schemas.ledger.records import VOID_VALUE
@@ -48,7 +48,7 @@ from statelog.schemas.topic_policy import (
     Waiver,
     retention_s,
 )
-from statelog.schemas.values.schema import ValueSchema
+from statelog.schemas.values.schema import JSON, OPAQUE, ValueSchema
 from statelog.store.files import ManifestChain, ValueSchemas, descriptor_of, put_truncation, truncation_of
 from statelog.store.port import Store
 
@@ -107,7 +107,8 @@ class Log(Closing):
         self.kafka = kafka
         self.store = store
         self.manifests = ManifestChain(store, descriptor)
-        self.value_schemas = ValueSchemas(store, descriptor.value_schema_id)
+        opaque = JSON if descriptor.value_type is ValueFormat.JSON else OPAQUE
+        self.value_schemas = ValueSchemas(store, descriptor.value_schema_id, opaque)
         self.warm_producer = WarmProducer(self._writing_producer)
         """A producer made ahead of an Open, for who keeps one."""
         self.ledger = LedgerSource(

@@ -29,7 +29,7 @@ from statelog.log.topics import (
     owner_of,
 )
 from statelog.log.where import Ports
-from statelog.schemas.descriptor import Descriptor, HashRule
+from statelog.schemas.descriptor import Descriptor, HashRule, ValueFormat
 from statelog.schemas.key_groups import KeyType
 from statelog.schemas.ledger.place import LogIdentity
 from statelog.schemas.ledger.records import Mark, Restart
@@ -72,6 +72,7 @@ def _described(name: str, said: LogOptions) -> Descriptor:
         value_schema_id=0 if said.value_schema is None else 1,
         nonce=b"",
         prefix_bytes=said.prefix_bytes,
+        value_type=parse_enum(ValueFormat, "value_type", said.value_type or ValueFormat.BYTES),
     )
 
 

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any, Generic, Literal, TypedDict, Unpack, overload
 
-from statelog.schemas.descriptor import Descriptor, HashRule
+from statelog.schemas.descriptor import Descriptor, HashRule, ValueFormat
 from statelog.schemas.key_groups import KeyType
 from statelog.schemas.names import check_kind, parse_enum
 from statelog.schemas.topic_policy import Truncation
@@ -27,6 +27,7 @@ _Bytes = Literal[KeyType.BYTES, "bytes"] | None
 _Text = Literal[KeyType.STRING, "string"]
 _Long = Literal[KeyType.LONG, "long"]
 _Fields = dict[str, Any]
+_Json = Literal["json"]
 
 
 class _Other(TypedDict, total=False):
@@ -40,17 +41,28 @@ class _Other(TypedDict, total=False):
     retention_days: int | None
 
 
+class _Opaque(_Other, total=False):
+    value_schema: None
+    value_type: Literal["bytes"] | None
+
+
+class _Any(_Other, total=False):
+    value_schema: str | None
+    value_type: str | None
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogOptions(Generic[K, V]):
     """How a log is made: `create=LogOptions(partitions=32)`. A log that is there has to agree with what is said.
 
     None says nothing: a new log has 8 `partitions` and 128 `key_groups`, keys of `key_type` "bytes" and the `hash_rule`
     "crc32". With "crc32-prefix" keys whose first `prefix_bytes` are equal lie in one key group. `value_schema` is the
-    text of an Avro record schema; values are opaque bytes without. `truncation` is "delete-records" (the materializer
-    deletes what nobody needs), or "retention": Kafka deletes after `retention_days`, 7 if nothing is said.
+    text of an Avro record schema. Without one values are opaque bytes, or, with `value_type` "json", what JSON has:
+    numbers, text, booleans, lists and dicts. `truncation` is "delete-records" (the materializer deletes what nobody
+    needs), or "retention": Kafka deletes after `retention_days`, 7 if nothing is said.
 
     Type checkers learn from it what a table has: `LogOptions(key_type="string")` makes a `Table[str, bytes]`, and with
-    a `value_schema` values are dicts.
+    a `value_schema` values are dicts. JSON values are `Any`.
     """
 
     partitions: int | None = None
@@ -59,39 +71,44 @@ class LogOptions(Generic[K, V]):
     hash_rule: HashRule | str | None = None
     prefix_bytes: int | None = None
     value_schema: str | None = None
+    value_type: str | None = None
     truncation: str | None = None
     retention_days: int | None = None
 
     if TYPE_CHECKING:
 
         @overload
+        def __init__(self: "LogOptions[bytes, bytes]", *, key_type: _Bytes = None, **_: Unpack[_Opaque]) -> None: ...
+        @overload
         def __init__(
-            self: "LogOptions[bytes, bytes]", *, key_type: _Bytes = None, value_schema: None = None, **_: Unpack[_Other]
+            self: "LogOptions[bytes, Any]", *, key_type: _Bytes = None, value_type: _Json, **_: Unpack[_Other]
         ) -> None: ...
         @overload
         def __init__(
             self: "LogOptions[bytes, _Fields]", *, key_type: _Bytes = None, value_schema: str, **_: Unpack[_Other]
         ) -> None: ...
         @overload
+        def __init__(self: "LogOptions[str, bytes]", *, key_type: _Text, **_: Unpack[_Opaque]) -> None: ...
+        @overload
         def __init__(
-            self: "LogOptions[str, bytes]", *, key_type: _Text, value_schema: None = None, **_: Unpack[_Other]
+            self: "LogOptions[str, Any]", *, key_type: _Text, value_type: _Json, **_: Unpack[_Other]
         ) -> None: ...
         @overload
         def __init__(
             self: "LogOptions[str, _Fields]", *, key_type: _Text, value_schema: str, **_: Unpack[_Other]
         ) -> None: ...
         @overload
+        def __init__(self: "LogOptions[int, bytes]", *, key_type: _Long, **_: Unpack[_Opaque]) -> None: ...
+        @overload
         def __init__(
-            self: "LogOptions[int, bytes]", *, key_type: _Long, value_schema: None = None, **_: Unpack[_Other]
+            self: "LogOptions[int, Any]", *, key_type: _Long, value_type: _Json, **_: Unpack[_Other]
         ) -> None: ...
         @overload
         def __init__(
             self: "LogOptions[int, _Fields]", *, key_type: _Long, value_schema: str, **_: Unpack[_Other]
         ) -> None: ...
         @overload
-        def __init__(
-            self, *, key_type: KeyType | str | None = None, value_schema: str | None = None, **_: Unpack[_Other]
-        ) -> None: ...
+        def __init__(self, *, key_type: KeyType | str | None = None, **_: Unpack[_Any]) -> None: ...
         def __init__(self, **_: Any) -> None: ...
 
     @staticmethod
@@ -109,7 +126,7 @@ def differences(
     options: LogOptions, descriptor: Descriptor, store: Store, value_schemas: ValueSchemas
 ) -> Iterator[str]:
     """Say in what a log is not what these options say."""
-    kinds = {"key_type": KeyType, "hash_rule": HashRule}
+    kinds = {"key_type": KeyType, "hash_rule": HashRule, "value_type": ValueFormat}
     for name in ("partitions", "key_groups", "prefix_bytes", *kinds):
         wanted, found = getattr(options, name), getattr(descriptor, name)
         if wanted is not None and (parse_enum(kinds[name], name, wanted) if name in kinds else wanted) != found:

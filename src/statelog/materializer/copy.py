@@ -456,6 +456,7 @@ def _options_of(source: Log) -> LogOptions:
         hash_rule=made.hash_rule,
         prefix_bytes=made.prefix_bytes,
         value_schema=first.avsc if first.id else None,
+        value_type=made.value_type.value,
     )
 
 

@@ -144,7 +144,7 @@ def shape_of(descriptor: Descriptor) -> dict[str, object]:
         "partitions": descriptor.partitions,
         "key_groups": descriptor.key_groups,
         "key_type": descriptor.key_type.value,
-        "values": "typed" if descriptor.value_schema_id else "bytes",
+        "values": "typed" if descriptor.value_schema_id else descriptor.value_type.value,
         "hash": descriptor.hash_rule.value,
         "prefix_bytes": descriptor.prefix_bytes,
         "record_bytes_max": descriptor.record_bytes_max,

@@ -201,7 +201,8 @@ class _Examination:
 
     def value_schemas(self) -> Verdict:
         known = self._log.value_schemas.all()
-        return Verdict(Severity.OK, "values are bytes" if known[0].is_opaque else f"schemas: {len(known)}")
+        plain = "values are JSON" if known[0].is_json else "values are bytes"
+        return Verdict(Severity.OK, plain if known[0].is_opaque else f"schemas: {len(known)}")
 
     def files(self) -> Verdict:
         return log_checks.of_files(list(self._store.list()), self._named().keys(), self._now_s)

@@ -23,7 +23,7 @@ from statelog.schemas.arrays import gathered
 from statelog.schemas.changes.changes import DELETE
 from statelog.schemas.descriptor import Descriptor, HashRule
 from statelog.schemas.values.avro import avro_values
-from statelog.schemas.values.schema import ValueSchema
+from statelog.schemas.values.schema import ValueSchema, with_text
 
 _ROW = ("key_group", "key")
 
@@ -69,7 +69,7 @@ def look_up(
             position = recovery.position
             with recovery.stream() as stream:
                 found = [rows_of(changes, keys) for changes, _ in stream]
-            rows = pa.concat_tables(found).select([*_ROW, "value"])
+            rows = with_text(pa.concat_tables(found).select([*_ROW, "value"]), recovery.value_schema)
         else:
             rows, position = rows_of(recovery.to_arrow(), keys), recovery.position
         return Lookup(rows, position, tuple(recovery.warnings))
@@ -95,11 +95,12 @@ def history_of(log: Log, key: pa.Array, groups: Iterable[int], *, most: int, set
     Unavailable, StorageFull.
     """
     plan = plan_changes(log, key_groups=groups)
+    schema = log.value_schemas.get(plan.value_schema_id or 0)
     newest: deque[pa.RecordBatch] = deque()
     held = changes = 0
     with closing(read_changes(log, plan, settings=settings)) as batches:
         for batch in batches:
-            found = batch.filter(pc.is_in(batch.column("key"), value_set=key))
+            found = with_text(batch.filter(pc.is_in(batch.column("key"), value_set=key)), schema)
             if not found.num_rows:
                 continue  # The usual case: even empty batches would add up.
             changes, held = changes + found.num_rows, held + found.num_rows
@@ -136,7 +137,7 @@ def difference(log: Log, start: At, end: At | None, settings: RecoverySettings) 
     same, at = replace(settings, value_schema_id=schema.id), AtPosition(plan.start_position or 0)
     with closing(newest_changes(log, plan, settings=same)) as tables:
         found = list(tables)
-    changed = pa.concat_tables(found) if found else log.change_schema(schema.id).empty_table()
+    changed = with_text(pa.concat_tables(found) if found else log.change_schema(schema.id).empty_table(), schema)
     groups = sorted(set(changed.column("key_group").to_pylist()))
     keys = pa.concat_arrays(changed.column("key").chunks) if groups else None
     earlier = changed.slice(0, 0) if keys is None else look_up(log, keys, groups, at=at, settings=same).rows
@@ -151,8 +152,8 @@ def difference(log: Log, start: At, end: At | None, settings: RecoverySettings) 
     return Difference(at.position, plan.position, after.set_column(2, "value", values), after)
 
 
-def _texts(table: pa.Table, schema: ValueSchema) -> dict[tuple[int, Any], bytes]:
-    """Return the values' bytes by key group and key. Every row has a value."""
+def _texts(table: pa.Table, schema: ValueSchema) -> dict[tuple[int, Any], object]:
+    """Return the values' bytes, or JSON text, by key group and key. Every row has a value."""
     texts = [text for chunk in table.column("value").chunks for text in avro_values(chunk, schema).to_pylist()]
     return dict(zip(_rows(table), texts, strict=True))
 

@@ -21,6 +21,7 @@ import pyarrow.compute as pc
 from statelog.errors import InvalidChange
 from statelog.formatting import as_json
 from statelog.schemas.key_groups import KeyType, key_bytes
+from statelog.schemas.values.json_text import decode_json
 from statelog.schemas.values.schema import columns_of
 from statelog.store.disk.disk import local_disk, require_file, sync
 
@@ -54,7 +55,7 @@ def shown_rows(table: pa.Table, rows: int) -> list[tuple[object, ...]]:
     return [
         row
         for batch in table.slice(0, rows).to_batches()
-        for row in zip(*[json_column(batch.column(name), None) for name in ("key_group", "key", "value")], strict=True)
+        for row in zip(*[value_column(batch.column(name), None) for name in ("key_group", "key", "value")], strict=True)
     ]
 
 
@@ -114,7 +115,7 @@ def _columns(batch: pa.RecordBatch, bytes_text: BytesText, *, with_groups: bool)
     columns["key"] = json_column(batch.column("key"), bytes_text)
     value = batch.column("value")
     if not pa.types.is_struct(value.type) or {"key", "key_group"} & set(cast("pa.StructType", value.type).names):
-        columns["value"] = json_column(value, bytes_text)
+        columns["value"] = value_column(value, bytes_text)
         return columns
     fields = columns_of(value)
     for name, column in zip(fields.schema.names, fields.columns, strict=True):
@@ -130,6 +131,13 @@ def json_column(column: pa.Array, bytes_text: BytesText | None) -> list[object]:
     shown = _shower(column.type, bytes_text)
     values = _values(column)
     return values if shown is None else [None if one is None else shown(one) for one in values]
+
+
+def value_column(column: pa.Array, bytes_text: BytesText | None) -> list[object]:
+    """Return a column of whole values as `json_column`. JSON text becomes its value; for people it stays text."""
+    if bytes_text is None or not pa.types.is_string(column.type):
+        return json_column(column, bytes_text)
+    return [None if text is None else decode_json(text) for text in column.cast(pa.binary()).to_pylist()]
 
 
 def _values(column: pa.Array) -> list[object]:

@@ -33,6 +33,7 @@ from statelog.schemas.changes.few import FEW_BYTES, ROW_BYTES, Changes, FewChang
 from statelog.schemas.descriptor import Descriptor, HashRule
 from statelog.schemas.key_groups import LONG_MAX, LONG_MIN, KeyType, key_bytes
 from statelog.schemas.ledger.place import has_utf8
+from statelog.schemas.values.json_text import encode_json
 from statelog.schemas.values.schema import ValueSchema
 
 LARGE = 1 << 20
@@ -112,9 +113,11 @@ class ChangeBuffer:
         self._owns_all = mine is None
         self._by_caller = descriptor.hash_rule is HashRule.CALLER
         self._opaque = value_schema.id == 0
+        self._json = value_schema.is_json
         self._key_class = _KEY_CLASS[descriptor.key_type]
         is_few = self._opaque and self._key_class is bytes
-        is_quick = is_few and not self._by_caller and (self._owns_all or descriptor.prefix_bytes is None)
+        is_plain = is_few and not self._by_caller and not self._json
+        is_quick = is_plain and (self._owns_all or descriptor.prefix_bytes is None)
         self.lists = ChangeLists(
             bytes if is_quick else Unquick,
             mine,
@@ -150,6 +153,8 @@ class ChangeBuffer:
                 raise self._refused_value(key, "a mapping of its fields", value, hint)
             own: dict[str, object] = dict(value)
             return self._push(key, own, _make_own(own, own.items()))
+        if self._json:
+            value = encode_json(value, key)
         if not isinstance(value, bytes):
             raise self._refused_value(key, "bytes", value, hint_for_value(value))
         return self._push(key, value, len(value))
@@ -313,7 +318,10 @@ def hint_for_value(value: object, *, is_typed: bool = False) -> str:
         return "To remove a key, delete it"
     if is_typed:
         return "Give a dict of its fields: dataclasses.asdict(value)" if is_dataclass(value) else "Give a dict"
-    return "Encode it: text.encode(), b'%d' % number; or make the log with a value_schema, whose values are dicts"
+    return (
+        "Encode it: text.encode(), b'%d' % number; or make the log with value_type='json', whose values are numbers,"
+        " text, lists and dicts, or with a value_schema"
+    )
 
 
 def _make_own(copy: Any, fields: Iterable[tuple[Any, object]]) -> int:

@@ -10,7 +10,7 @@ Invariants:
 """
 
 from collections.abc import Collection, Mapping, Sequence
-from typing import cast
+from typing import Any, cast
 
 import numpy as np
 import pyarrow as pa
@@ -22,12 +22,13 @@ from statelog.schemas.arrays import column_of, column_of_rows, numbers_of
 from statelog.schemas.changes.changes import DELETE, PUT, change_bytes_max, change_schema, changes_batch, chunk_slices
 from statelog.schemas.descriptor import Descriptor, HashRule
 from statelog.schemas.key_groups import KeyType, key_groups_of_partition, partition_of, ranges_text
+from statelog.schemas.values.json_text import check_json
 from statelog.schemas.values.schema import ValueSchema, columns_of, rows_to_struct, struct_from_columns
 
 Key = bytes | str | int
 """A key, by the key type of the log."""
-Value = bytes | Mapping[str, object]
-"""A value: bytes, or in a typed log the fields by name."""
+Value = bytes | Mapping[str, object] | list[Any] | str | float
+"""A value: bytes, in a typed log the fields by name, or what JSON has."""
 
 _TEXT_OR_BYTES = ("string", "large_string", "binary", "large_binary", "fixed_size_binary", "null")
 _KEY_KINDS: Mapping[KeyType, tuple[str, ...]] = {
@@ -154,7 +155,10 @@ class ChangeMaker:
         names = batch.schema.names
         if self._opaque:
             values = self._cast_values(batch.column("value"))
-            return values if ops is None else _nulled(values, ops)
+            values = values if ops is None else _nulled(values, ops)
+            if self._value_schema.is_json:
+                check_json(values, batch.column("key"))
+            return values
         deletes = None if ops is None else column_of(ops == DELETE)
         fields = [name for name in names if name not in _OURS]
         if "value" in names and pa.types.is_struct(batch.schema.field("value").type):
@@ -169,7 +173,8 @@ class ChangeMaker:
         try:
             return column if column.type == pa.binary() else column.cast(pa.binary())
         except pa.ArrowException as error:
-            raise InvalidChange(f"column `value` is {column.type}, this log's values are bytes: {error}") from error
+            what = "JSON text" if self._value_schema.is_json else "bytes"
+            raise InvalidChange(f"column `value` is {column.type}, this log's values are {what}: {error}") from error
 
     def _batch_groups(self, batch: pa.RecordBatch, keys: pa.Array) -> NDArray[np.uint16]:
         named = batch.column("key_group") if "key_group" in batch.schema.names else None

@@ -76,7 +76,7 @@ class Writer(GrantHolder, ChangeWriter):
         terms = settings_or(settings, WriterSettings())  # Before it fences anybody.
         self._go_on(log, open_epoch(log, name, partitions=partitions, expect=expect), terms)
 
-    def _go_on(self, log: Log, opened: EpochClients, settings: WriterSettings) -> None:
+    def _go_on(self, log: Log, opened: EpochClients, settings: WriterSettings, *, takes_stored: bool = False) -> None:
         self._log = log
         self._settings = settings
         self._environment = current_environment()
@@ -88,9 +88,10 @@ class Writer(GrantHolder, ChangeWriter):
             self._pipeline = Pipeline(self._new_outbox(), self._settings)
             self._environment.crash("opened")
             grant = opened.grant
+            schema = grant.value_schema.stored if takes_stored else grant.value_schema
             super().__init__(
                 Guard("writer", grant.writer, log=log.name, again="Open it again", apart=_APART),
-                ChangeBuffer(grant.descriptor, grant.value_schema, grant.partitions, self._settings),
+                ChangeBuffer(grant.descriptor, schema, grant.partitions, self._settings),
             )
         except BaseException:
             opened.close()
@@ -439,4 +440,4 @@ class OpenedWriter(Writer):
     """A writer over an epoch that was opened for it: for an owner that goes on from what the opening has read."""
 
     def __init__(self, log: Log, opened: EpochClients, settings: WriterSettings) -> None:
-        self._go_on(log, opened, settings)
+        self._go_on(log, opened, settings, takes_stored=True)

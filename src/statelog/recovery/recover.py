@@ -38,9 +38,18 @@ from statelog.recovery.rocksdb_state import require_rocksdict
 from statelog.recovery.runs import RunOpener
 from statelog.recovery.settings import RecoverySettings, terms_of
 from statelog.recovery.stream import ReadAhead, Stream
-from statelog.recovery.targets import Target, ValuesOf, fill_dict, fill_digest, fill_parquet, fill_table, values_of
+from statelog.recovery.targets import (
+    Target,
+    ValuesOf,
+    fill_dict,
+    fill_digest,
+    fill_parquet,
+    fill_table,
+    json_of,
+    values_of,
+)
 from statelog.schemas.changes.digest import StateDigest
-from statelog.schemas.descriptor import Descriptor, HashRule
+from statelog.schemas.descriptor import Descriptor, HashRule, ValueFormat
 from statelog.schemas.ledger.place import Place
 from statelog.schemas.ledger.state import LastCommit
 from statelog.schemas.names import check_kind, check_whole, settings_or
@@ -188,14 +197,14 @@ class Recovery(Closing):
     # ---- targets
 
     def to_dict(self) -> dict[Any, Any]:
-        """Return a dict from key to value: bytes, or a dict of the fields of a typed log.
+        """Return a dict from key to value: bytes, a dict of the fields of a typed log, or a JSON value.
 
             recover(log).to_dict()[b"alice"]
 
         In a log whose callers name the key groups, the dict's keys are (key group, key). Raises Damaged, Unavailable,
         and NoSuchYear for a time that Python does not have: read such a state with `to_arrow`.
         """
-        return self.dict_of(values_of)
+        return self.dict_of(json_of if self.descriptor.value_type is ValueFormat.JSON else values_of)
 
     def dict_of(self, values_of: ValuesOf) -> dict[Any, Any]:
         """Return `to_dict` with the values that `values_of` makes of a value column and its keys."""
@@ -203,7 +212,7 @@ class Recovery(Closing):
         return self._fill(partial(fill_dict, with_group=with_group, values_of=values_of))
 
     def to_arrow(self, *, ordered: bool = False) -> pa.Table:
-        """Return a table of key_group (uint16), key, value (binary, or a struct), one row per key, in many chunks.
+        """Return a table of key_group (uint16), key, value (binary, struct or JSON text), one row per key, in chunks.
 
             recover(log).to_arrow(ordered=True).num_rows
 

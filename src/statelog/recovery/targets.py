@@ -15,10 +15,12 @@ import pyarrow.parquet as pq
 
 from statelog.environment import DiskHook
 from statelog.errors import NoSuchYear
+from statelog.reading import Converter
 from statelog.recovery.plan_reader import PlanReader
 from statelog.schemas.arrays import column_of
 from statelog.schemas.changes.digest import StateDigest
-from statelog.schemas.values.schema import columns_of
+from statelog.schemas.values.json_text import decode_json
+from statelog.schemas.values.schema import columns_of, with_text
 from statelog.store.disk.disk import local_disk, make_parents, sync
 from statelog.store.disk.own_directory import make_own
 
@@ -70,6 +72,11 @@ def values_of(column: pa.Array, keys: Sequence[Any]) -> list[Any]:
     return [dict(zip(names, row, strict=True)) for row in zip(*columns, strict=True)]
 
 
+def json_of(column: pa.Array, _: Sequence[Any]) -> list[Any]:
+    """Return the JSON value of each row of a value column."""
+    return list(map(decode_json, column.to_pylist()))
+
+
 def _python(column: pa.Array) -> list[Any]:
     values, mend = column.to_pylist(), _mender(column.type)
     return values if mend is None else [one if one is None else mend(one) for one in values]
@@ -114,8 +121,8 @@ def no_such_year(field: str, key: object) -> NoSuchYear:
 def fill_table(reader: PlanReader, *, ordered: bool) -> tuple[pa.Table, int]:
     """Fill a table of key_group (uint16), key, value, in any order or `ordered` by (key group, key)."""
     tables = reader.sorted_tables() if ordered else reader.slices()
-    found = [_compact(table.select(_STATE_COLUMNS)) for table in tables]
-    table = pa.concat_tables(found) if found else _state_schema(reader.converter.schema).empty_table()
+    found = [_compact(_state_of(table, reader.converter)) for table in tables]
+    table = pa.concat_tables(found) if found else _state_schema(reader.converter).empty_table()
     return table, table.num_rows
 
 
@@ -133,8 +140,12 @@ def _compact(table: pa.Table) -> pa.Table:
     return table.take(column_of(np.arange(table.num_rows)))
 
 
-def _state_schema(schema: pa.Schema) -> pa.Schema:
-    return pa.schema([schema.field(name) for name in _STATE_COLUMNS])
+def _state_of(table: pa.Table, converter: Converter) -> pa.Table:
+    return with_text(table.select(_STATE_COLUMNS), converter.target)
+
+
+def _state_schema(converter: Converter) -> pa.Schema:
+    return _state_of(converter.schema.empty_table(), converter).schema
 
 
 # ---- one Parquet file on the local disk
@@ -145,7 +156,7 @@ def fill_parquet(reader: PlanReader, *, path: Path) -> tuple[int, int]:
 
     Missing parent directories are made. Raises StorageFull, StoreUnavailable for the local disk.
     """
-    disk, schema = reader.environment.disk, _state_schema(reader.converter.schema)
+    disk, schema = reader.environment.disk, _state_schema(reader.converter)
     with local_disk(path, "make", disk):
         make_parents(path)
         partial = make_own(path.parent, f".{path.name}.", ".partial", new_id=reader.environment.new_id)
@@ -153,7 +164,7 @@ def fill_parquet(reader: PlanReader, *, path: Path) -> tuple[int, int]:
         made = partial.path / "state.parquet"
         with local_disk(path, "open", disk):
             writer = pq.ParquetWriter(str(made), schema, compression="lz4", write_page_checksum=True)
-        rows = _write(writer, reader.sorted_tables(), path, disk)
+        rows = _write(writer, (_state_of(table, reader.converter) for table in reader.sorted_tables()), path, disk)
         with local_disk(path, "sync", disk):
             sync(made)
         with local_disk(path, "rename", disk):
@@ -167,7 +178,7 @@ def _write(writer: pq.ParquetWriter, tables: Iterable[pa.Table], path: Path, dis
     try:
         for table in tables:
             with local_disk(path, "write", disk):
-                writer.write_table(table.select(_STATE_COLUMNS), row_group_size=max(1, table.num_rows))
+                writer.write_table(table, row_group_size=max(1, table.num_rows))
             rows += table.num_rows
     finally:
         with local_disk(path):

@@ -33,10 +33,12 @@ from statelog.schemas.ledger.place import LogIdentity, shown_id
 from statelog.schemas.names import check_name
 from statelog.schemas.topic_policy import MAX_RECORD_BYTES, MIN_RECORD_BYTES
 
-FORMAT_VERSION = 3
-_EARLIER = {1: "descriptor-1", 2: "descriptor-2"}
+FORMAT_VERSION = 4
+_EARLIER = {1: "descriptor-1", 2: "descriptor-2", 3: "descriptor-3"}
 _FILE = FileCodec("descriptor", version=FORMAT_VERSION, error=CorruptDescriptor, earlier=_EARLIER)
-_FILE_1, _FILE_2 = (FileCodec(name, version=number, error=CorruptDescriptor) for number, name in _EARLIER.items())
+_FILE_1, _FILE_2, _FILE_3 = (
+    FileCodec(name, version=number, error=CorruptDescriptor) for number, name in _EARLIER.items()
+)
 
 
 class HashRule(StrEnum):
@@ -45,6 +47,13 @@ class HashRule(StrEnum):
     CRC32 = "crc32"
     CRC32_PREFIX = "crc32-prefix"
     CALLER = "caller"
+
+
+class ValueFormat(StrEnum):
+    """What values without a schema are: bytes, or JSON values, which are stored as UTF-8 text."""
+
+    BYTES = "bytes"
+    JSON = "json"
 
 
 def check_hashing(hash_rule: HashRule, key_type: KeyType, prefix_bytes: object) -> None:
@@ -64,6 +73,7 @@ class Descriptor:
     `made_with`: the identity in the file, if the log has other topics now.
     `prefix_bytes`: how many first bytes of a key are hashed, None for all.
     `record_bytes_max`: its largest record, Kafka's framing included. Both topics allow as much.
+    `value_type`: what values without a schema are.
 
     Raises InvalidName, ConfigError.
     """
@@ -79,6 +89,7 @@ class Descriptor:
     made_with: LogIdentity | None = None
     prefix_bytes: int | None = None
     record_bytes_max: int = MAX_RECORD_BYTES
+    value_type: ValueFormat = ValueFormat.BYTES
 
     def __post_init__(self) -> None:
         check_name("log", self.name)
@@ -86,6 +97,8 @@ class Descriptor:
         check_hashing(self.hash_rule, self.key_type, self.prefix_bytes)
         if self.value_schema_id < 0:
             raise ConfigError("a value schema id is negative", value_schema_id=self.value_schema_id)
+        if self.value_schema_id and self.value_type is ValueFormat.JSON:
+            raise ConfigError("a log has JSON values or a value schema", hint="Leave value_type or value_schema out")
         if not MIN_RECORD_BYTES <= self.record_bytes_max <= MAX_RECORD_BYTES:
             raise ConfigError("no log has such a largest record", record_bytes_max=self.record_bytes_max)
 
@@ -143,7 +156,9 @@ class Descriptor:
     def to_bytes(self) -> bytes:
         """Return the content of the file, in the earliest version that suffices, so that older releases can read it."""
         is_of_16_mib = self.record_bytes_max == MAX_RECORD_BYTES
-        file = (_FILE_1 if self.prefix_bytes is None else _FILE_2) if is_of_16_mib else _FILE
+        file = (_FILE_1 if self.prefix_bytes is None else _FILE_2) if is_of_16_mib else _FILE_3
+        if self.value_type is not ValueFormat.BYTES:
+            file = _FILE
         return file.encode(datum_of(self, identity=datum_of(self.made_with or self.identity)))
 
     @classmethod
@@ -155,7 +170,9 @@ class Descriptor:
 def _from_datum(datum: Datum) -> Descriptor:
     identity = LogIdentity(**datum["identity"])
     rule, key_type = HashRule(datum["hash_rule"]), KeyType(datum["key_type"])
-    return Descriptor(**dict[str, Any](datum, identity=identity, hash_rule=rule, key_type=key_type))
+    value_type = ValueFormat(datum.get("value_type", ValueFormat.BYTES))
+    parsed = {"identity": identity, "hash_rule": rule, "key_type": key_type, "value_type": value_type}
+    return Descriptor(**dict[str, Any](datum, **parsed))
 
 
 def verify(descriptor: Descriptor, found_identity: LogIdentity, found_partitions: int) -> str | None:

@@ -69,7 +69,7 @@ def change_columns(descriptor: Descriptor, value: ValueSchema, names: Collection
     types = {
         "key": descriptor.key_type.arrow_type,
         "op": pa.string(),
-        "value": table_type(value.arrow_type),
+        "value": table_type(value.shown_type),
         "key_group": pa.int32(),
         "writer": pa.string(),
         "checkpoint": pa.int64(),

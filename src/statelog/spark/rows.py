@@ -239,7 +239,8 @@ def _check_types(
     if names.sequence is not None:
         _check_one(kinds, names.sequence, _SEQUENCES, "bigint or timestamp", "cast({} as bigint)")
     if value.root is None:
-        _check_one(kinds, "value", _TEXTS, "binary", "cast(cast({} as string) as binary)")
+        wanted = ("string", "to_json({})") if value.is_json else ("binary", "cast(cast({} as string) as binary)")
+        _check_one(kinds, "value", _TEXTS, *wanted)
         return {}
     fields = [name for name in names.kept if name not in STATE_NAMES]
     if "value" in fields and isinstance(kinds["value"], StructType):

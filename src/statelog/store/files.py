@@ -333,9 +333,9 @@ class ManifestChain:
 class ValueSchemas:
     """All value schemas of one log, read when first needed."""
 
-    def __init__(self, store: Store, first_id: int) -> None:
+    def __init__(self, store: Store, first_id: int, opaque: ValueSchema = OPAQUE) -> None:
         self._store = store
-        self._known: dict[int, ValueSchema] = {0: OPAQUE}
+        self._known: dict[int, ValueSchema] = {0: opaque}
         self._first_id = first_id
 
     def get(self, schema_id: int) -> ValueSchema:
@@ -353,7 +353,7 @@ class ValueSchemas:
     def newest(self) -> ValueSchema:
         """Return the schema for new changes. Reads the store's listing."""
         if self._first_id == 0:
-            return OPAQUE
+            return self._known[0]
         return self.get(max(_numbered(self._store, SCHEMAS), default=self._first_id))
 
     def all(self) -> tuple[ValueSchema, ...]:

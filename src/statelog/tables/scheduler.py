@@ -164,7 +164,7 @@ class CommitScheduler:
         size = keys.size(key) + (0 if value is None else self._state.values.size(value))
         if size >= LARGE:
             grant = self._writer.grant
-            maker = ChangeMaker(grant.descriptor, grant.value_schema, grant.partitions)
+            maker = ChangeMaker(grant.descriptor, grant.value_schema.stored, grant.partitions)
             maker.of_rows([keys.plain(key)], [value], [keys.group(key)])
         return size
 

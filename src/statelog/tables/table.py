@@ -40,7 +40,7 @@ _WEIGHED = 4 << 10
 
 
 class Table(Guarded, Keyed[K, V], MutableMapping[K, V]):
-    """A mapping of keys (bytes, str, int) to values (bytes, or dicts of the fields of a value schema) that survives.
+    """A mapping of keys (bytes, str, int) to values (bytes, dicts by a value schema, or what JSON has) that survives.
 
         table[b"alice"] = b"1"
         table.commit({"offset": 42})
@@ -57,7 +57,7 @@ class Table(Guarded, Keyed[K, V], MutableMapping[K, V]):
         self._guard = Guard("table", writer.name, log=setup.log.name, again="Open it again", apart=_APART)
         self._keys, self._values = setup.keys, state.values
         self._quick, self._quick_value = self._keys.quick_class, self._values.quick_class
-        self._opaque = self._values.is_opaque
+        self._plain = self._values.is_plain
         self._every = setup.settings.every_change
         self._layers = Layers()
         self._refresh()
@@ -113,7 +113,7 @@ class Table(Guarded, Keyed[K, V], MutableMapping[K, V]):
             value = self._read_below(key) if self._below else self._read(key)
         if value is None:
             return default
-        return value if self._opaque else self._values.copy(value)
+        return value if self._plain else self._values.copy(value)
 
     def put(self, key: K, value: V) -> None:
         """Set a key to a value. It is part of the state now, and of history with the next commit.
@@ -169,7 +169,7 @@ class Table(Guarded, Keyed[K, V], MutableMapping[K, V]):
         is_bytes = type(key) is self._quick and type(value) is self._quick_value
         size = len(key) + len(value) if is_bytes else LARGE  # type: ignore[arg-type]  # both are bytes
         if size >= LARGE:
-            key, value = self._keys.admit(key), self._values.admit(value)
+            key, value = self._keys.admit(key), self._values.admit(value, key)
             size = self._commits.check_size(key, value)
         self._commits.weigh(size)
         return key, value

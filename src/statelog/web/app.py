@@ -30,7 +30,7 @@ from statelog.errors import StatelogError, Unavailable
 from statelog.formatting import clean, show_count, show_counted, show_duration, show_time
 from statelog.operate.listening import Listening
 from statelog.operate.report import Report, shown, words
-from statelog.operate.rows import BytesText, json_column, shown_rows
+from statelog.operate.rows import BytesText, shown_rows, value_column
 from statelog.schemas.changes.changes import DELETE
 from statelog.web.pictures import picture_of_runs, picture_of_topics
 from statelog.web.views import KeyView, LogView, PageViews, is_no_log
@@ -270,7 +270,7 @@ def _key_values(found: KeyView) -> dict[str, object]:
         plain = ("key_group", "writer", "checkpoint", "position", "timestamp")
         columns = {name: batch.column(name).to_pylist() for name in plain}
         columns["op"] = ["delete" if op == DELETE else "put" for op in batch.column("op").to_pylist()]
-        columns["value"] = json_column(batch.column("value"), None)
+        columns["value"] = value_column(batch.column("value"), None)
         history += [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
     return {"found": found, "values": values, "history": history[::-1]}
 

@@ -18,13 +18,13 @@ from confluent_kafka import admin
 from statelog.cli.program import program
 from statelog.cli.session import Session
 from statelog.log import Log
-from tests.support.rigs.log import UNSAFE, TwinLog, where_at
+from tests.support.rigs.log import UNSAFE, LogRig, TwinLog, where_at
 from tests.support.services.broker import Broker
 
 __all__ = ["Shell", "commands_open", "doctors_topics", "shell", "write_csv", "write_lines", "writer_row"]
 
 
-def commands_open(twin: TwinLog, monkeypatch: pytest.MonkeyPatch, *, patience_s: float | None = None) -> None:
+def commands_open(twin: TwinLog | LogRig, monkeypatch: pytest.MonkeyPatch, *, patience_s: float | None = None) -> None:
     """From now on the log that every command opens, in this process, is this one."""
 
     @contextmanager

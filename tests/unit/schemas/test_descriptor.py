@@ -7,7 +7,7 @@ import pytest
 
 from statelog.errors import ConfigError, CorruptDescriptor, IdentityChanged, InvalidName, Misuse, UnknownFormat
 from statelog.schemas.avro import FileCodec, RecordCodec
-from statelog.schemas.descriptor import Descriptor, HashRule, verify
+from statelog.schemas.descriptor import Descriptor, HashRule, ValueFormat, verify
 from statelog.schemas.key_groups import KeyType
 from statelog.schemas.ledger.place import LogIdentity
 from tests.support.samples.chunks import mutations
@@ -25,8 +25,9 @@ DESCRIPTOR = Descriptor(
 )
 SMALL = replace(DESCRIPTOR, record_bytes_max=1 << 20)
 BY_PREFIX = replace(DESCRIPTOR, hash_rule=HashRule.CRC32_PREFIX, prefix_bytes=8, key_type=KeyType.STRING)
-SCHEMA_TEXT, TEXT_BY_PREFIX, TEXT_OF_SMALL = (
-    RecordCodec(name).text.encode() for name in ("descriptor-1", "descriptor-2", "descriptor")
+OF_JSON = replace(DESCRIPTOR, value_schema_id=0, value_type=ValueFormat.JSON)
+SCHEMA_TEXT, TEXT_BY_PREFIX, TEXT_OF_SMALL, TEXT_OF_JSON = (
+    RecordCodec(name).text.encode() for name in ("descriptor-1", "descriptor-2", "descriptor-3", "descriptor")
 )
 
 
@@ -71,10 +72,34 @@ def test_only_other_records_than_of_16_mib_need_the_third_version(kind: Descript
     assert (caught.value.facts["found"], caught.value.facts["known"]) == (3, 2)
 
 
+@pytest.mark.parametrize("kind", [DESCRIPTOR, BY_PREFIX, SMALL], ids=["whole", "prefix", "small"])
+def test_only_json_values_need_the_fourth_version(kind: Descriptor) -> None:
+    """Other logs stay at their version; an older program refuses JSON values by the version, and writes no bytes."""
+    of_json = replace(kind, value_schema_id=0, value_type=ValueFormat.JSON)
+    assert Descriptor.from_bytes(of_json.to_bytes(), "descriptor.avro") == of_json
+    former = FileCodec(
+        "descriptor-3", version=3, error=CorruptDescriptor, earlier={1: "descriptor-1", 2: "descriptor-2"}
+    )
+    assert former.decode(kind.to_bytes(), "descriptor.avro", dict)["name"] == "orders"
+    assert Descriptor.from_bytes(kind.to_bytes(), "descriptor.avro").value_type is ValueFormat.BYTES
+    with pytest.raises(UnknownFormat) as caught:
+        former.decode(of_json.to_bytes(), "descriptor.avro", dict)
+    assert (caught.value.facts["found"], caught.value.facts["known"]) == (4, 3)
+
+
+@pytest.mark.parametrize("lie", [{"value_type": "xml"}, {"value_schema_id": 1}], ids=str)
+def test_values_that_no_log_has_are_corrupt(lie: dict[str, object]) -> None:
+    """A file that names another kind of values, or JSON beside a value schema, is no descriptor."""
+    codec = FileCodec("descriptor", version=4, error=CorruptDescriptor)
+    datum = codec.decode(OF_JSON.to_bytes(), "descriptor.avro", dict)
+    with pytest.raises(CorruptDescriptor):
+        Descriptor.from_bytes(codec.encode({**datum, **lie}), "descriptor.avro")
+
+
 @pytest.mark.parametrize("size", [0, (1 << 20) - 1, (16 << 20) + 1])
 def test_a_limit_that_no_log_has_is_corrupt(size: int) -> None:
     """A file that names one is no descriptor."""
-    codec = FileCodec("descriptor", version=3, error=CorruptDescriptor)
+    codec = FileCodec("descriptor-3", version=3, error=CorruptDescriptor)
     datum = codec.decode(SMALL.to_bytes(), "descriptor.avro", dict)
     with pytest.raises(CorruptDescriptor):
         Descriptor.from_bytes(codec.encode({**datum, "record_bytes_max": size}), "descriptor.avro")
@@ -90,7 +115,8 @@ def test_a_key_group_that_a_caller_names_follows_from_no_key() -> None:
 
 
 @pytest.mark.parametrize(
-    ("descriptor", "text"), [(DESCRIPTOR, SCHEMA_TEXT), (BY_PREFIX, TEXT_BY_PREFIX), (SMALL, TEXT_OF_SMALL)]
+    ("descriptor", "text"),
+    [(DESCRIPTOR, SCHEMA_TEXT), (BY_PREFIX, TEXT_BY_PREFIX), (SMALL, TEXT_OF_SMALL), (OF_JSON, TEXT_OF_JSON)],
 )
 def test_every_mutation_of_the_file_is_refused(descriptor: Descriptor, text: bytes) -> None:
     """No flipped, missing or added byte passes, but in the schema text, which is for other tools."""
@@ -109,7 +135,7 @@ def test_a_change_in_the_schema_text_changes_nothing() -> None:
 
 def test_a_newer_format_is_unknown() -> None:
     """A file of a later version says so, instead of looking damaged."""
-    newer = DESCRIPTOR.to_bytes().replace(b"statelog.format\x021", b"statelog.format\x024")
+    newer = DESCRIPTOR.to_bytes().replace(b"statelog.format\x021", b"statelog.format\x025")
     with pytest.raises(UnknownFormat):
         Descriptor.from_bytes(newer, "descriptor.avro")
 

@@ -16,7 +16,7 @@ import pytest
 from statelog.schemas.changes import chunk
 from statelog.schemas.changes.changes import DELETE, PUT, change_schema
 from statelog.schemas.descriptor import FORMAT_VERSION as DESCRIPTOR_VERSION
-from statelog.schemas.descriptor import Descriptor, HashRule
+from statelog.schemas.descriptor import Descriptor, HashRule, ValueFormat
 from statelog.schemas.key_groups import KeyType
 from statelog.schemas.ledger import records as ledger
 from statelog.schemas.ledger.handle import Handle
@@ -73,6 +73,7 @@ _READ: dict[str, tuple[Callable[[bytes], object], object]] = {
     "descriptor-1": (_read_descriptor, _DESCRIPTOR),
     "descriptor-2": (_read_descriptor, replace(_DESCRIPTOR, hash_rule=HashRule.CRC32_PREFIX, prefix_bytes=3)),
     "descriptor-3": (_read_descriptor, replace(_DESCRIPTOR, record_bytes_max=8 << 20)),
+    "descriptor-4": (_read_descriptor, replace(_DESCRIPTOR, value_type=ValueFormat.JSON)),
     "manifest-2": (partial(Manifest.from_bytes, path=MANIFESTS.path(1)), EXAMPLES["manifest"].value),
     "lease-1": (partial(Lease.from_bytes, path=lease_path("r")), EXAMPLES["lease"].value),
     "subscription-1": (

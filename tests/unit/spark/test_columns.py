@@ -2,14 +2,17 @@
 
 import datetime as dt
 import json
+from dataclasses import replace
 
 import pyarrow as pa
 import pytest
 from pyspark.sql.types import LongType, StringType, StructField, StructType
 
-from statelog.errors import ConfigError
-from statelog.schemas.values.schema import ValueSchema, parse_value_schema, state_batches, state_schema
+from statelog.errors import ConfigError, InvalidChange
+from statelog.schemas.descriptor import ValueFormat
+from statelog.schemas.values.schema import JSON, ValueSchema, parse_value_schema, state_batches, state_schema
 from statelog.spark.columns import (
+    change_batches,
     change_columns,
     check_columns,
     newest_with,
@@ -106,3 +109,24 @@ def test_other_columns_are_refused_with_both_lists() -> None:
             newest_with(given, _SCHEMAS, _columns_of, "the changes")
         assert caught.value.facts["expected"] == _NEW.simpleString()
         assert caught.value.facts["given"] == given.simpleString()
+
+
+def test_json_values_are_text() -> None:
+    """In a state and in changes, as text or bytes in a write; a struct is refused with the call that makes text."""
+    with twin_rig("log").create() as log:
+        descriptor = replace(log.descriptor, value_type=ValueFormat.JSON)
+    assert state_columns(descriptor, JSON, include_key_group=False)["value"].dataType == StringType()
+    assert change_columns(descriptor, JSON)["value"].dataType == StringType()
+    changes = pa.RecordBatch.from_pydict({"key": [b"k"], "value": [b'{"n":1}']})
+    (found,) = state_batches(
+        pa.table({"key_group": [0], "key": [b"k"], "value": [b'{"n":1}']}),
+        state_schema(descriptor, JSON, include_key_group=False),
+    )
+    assert found.column("value").to_pylist() == ['{"n":1}']
+    (found,) = change_batches(changes, pa.schema([("key", pa.binary()), ("value", pa.string())]))
+    assert found.column("value").to_pylist() == ['{"n":1}']
+    options = write_options({**_WHERE, "writerId": "w", "checkpointId": "1"}, streaming=False)
+    key = StructField("key", StringType())
+    row_mapping(StructType([key, StructField("value", StringType())]), options, descriptor, JSON)
+    with pytest.raises(InvalidChange, match=r"to_json\(value\)"):
+        row_mapping(StructType([key, StructField("value", StructType([_N]))]), options, descriptor, JSON)

@@ -22,6 +22,8 @@ def doors(where: Where) -> None:
     assert_type(statelog.table("t", where, create=LogOptions()), Table[bytes, bytes])
     assert_type(statelog.table("t", where, create=LogOptions(key_type="long", partitions=2)), Table[int, bytes])
     assert_type(statelog.worker("t", where, topic="in", create=LogOptions(key_type="string")), Worker[str, bytes])
+    assert_type(statelog.table("t", where, create=LogOptions(value_type="json")), Table[bytes, Any])
+    assert_type(statelog.table("t", where, create=LogOptions(key_type="long", value_type="json")), Table[int, Any])
 
 
 def test_a_table_has_the_types_of_its_options() -> None:

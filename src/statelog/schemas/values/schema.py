@@ -15,7 +15,7 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import cast
+from typing import Any, TypeVar, cast
 
 import numpy as np
 import pyarrow as pa
@@ -28,6 +28,7 @@ from statelog.schemas.values.resolution import Resolution, apply_resolution, com
 from statelog.schemas.values.types import ValueType, canonical_json, parse_value_type
 
 _ROOT = "value"
+Rows = TypeVar("Rows", pa.Table, pa.RecordBatch)
 _SIMPLE: Mapping[str, object] = {
     **dict.fromkeys(("int8", "int16", "int32", "uint8", "uint16"), "int"),
     **dict.fromkeys(("uint32", "int64"), "long"),
@@ -45,10 +46,14 @@ _SIMPLE: Mapping[str, object] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ValueSchema:
-    """The schema of values. `id` 0 is opaque bytes; `avsc` is canonical JSON, '' for opaque."""
+    """The schema of values. `id` 0 is opaque bytes; `avsc` is canonical JSON, '' for opaque.
+
+    `is_json`: opaque bytes that are the text of a JSON value, which programs put and get (`json_text.py`).
+    """
 
     id: int
     avsc: str
+    is_json: bool = False
     root: ValueType | None = field(default=None, compare=False, repr=False)
 
     @property
@@ -61,8 +66,19 @@ class ValueSchema:
         """The Arrow type of the value column: binary, or a struct of nullable fields."""
         return pa.binary() if self.root is None else self.root.arrow
 
+    @property
+    def shown_type(self) -> pa.DataType:
+        """The Arrow type of values in a table: as in the value column, but JSON is text."""
+        return pa.string() if self.is_json else self.arrow_type
+
+    @property
+    def stored(self) -> "ValueSchema":
+        """The schema of values that are bytes already, as JSON is in a table."""
+        return OPAQUE if self.is_json else self
+
 
 OPAQUE = ValueSchema(id=0, avsc="")
+JSON = ValueSchema(id=0, avsc="", is_json=True)
 
 
 def parse_value_schema(avsc: str, schema_id: int) -> ValueSchema:
@@ -235,12 +251,12 @@ BATCH_ROWS = 65_536
 def state_schema(descriptor: Descriptor, value: ValueSchema, *, include_key_group: bool) -> pa.Schema:
     """Return the columns of a state, all nullable.
 
-    An opaque value is one binary column `value`. A typed value is its fields, or one struct column `value` if a field
-    has a reserved name.
+    An opaque value is one binary column `value`, JSON one string column. A typed value is its fields, or one struct
+    column `value` if a field has a reserved name.
     """
     fields = list(value.arrow_type) if isinstance(value.arrow_type, pa.StructType) else []
     if not fields or {field.name for field in fields} & {*STATE_NAMES, "value"}:
-        fields = [pa.field("value", value.arrow_type)]
+        fields = [pa.field("value", value.shown_type)]
     columns = [pa.field(field.name, table_type(field.type)) for field in fields]
     group = [pa.field("key_group", pa.int32())] if include_key_group else []
     return pa.schema([pa.field("key", descriptor.key_type.arrow_type), *columns, *group])
@@ -256,6 +272,15 @@ def state_batches(table: pa.Table, wanted: pa.Schema) -> Iterator[pa.RecordBatch
             given.update({name: fields.column(number) for number, name in enumerate(fields.column_names)})
         arrays = [given[field.name].cast(field.type) for field in wanted]
         yield pa.RecordBatch.from_arrays(arrays, schema=wanted)
+
+
+def with_text(rows: Rows, value: ValueSchema) -> Rows:
+    """Return rows whose column `value` is text, if it has JSON; other rows as they are."""
+    if not value.is_json:
+        return rows
+    place = rows.schema.get_field_index("value")
+    texts: Any = rows.column(place).cast(pa.string())
+    return rows.set_column(place, pa.field("value", pa.string()), texts)
 
 
 def table_type(kind: pa.DataType) -> pa.DataType:

@@ -189,7 +189,7 @@ def _fitting(name: str, found: DescribedInput, where: Where, create: bool | LogO
     Raises NotFound, ConfigError, Damaged, Unsafe, Unavailable.
     """
     said = LogOptions.of(create)
-    if not said.given() <= {"key_type", "value_schema", "truncation", "retention_days"}:
+    if not said.given() <= {"key_type", "value_schema", "value_type", "truncation", "retention_days"}:
         raise ConfigError("the input says how many partitions and key groups its log has", hint="Leave them out")
     count = found.partitions
     try:

@@ -1,8 +1,9 @@
 """`ValueRule`: what the values of a table are: which it takes, and how they come back. Pure.
 
-Opaque values are bytes. A typed value is a dict of the fields of the value schema, and reads back before a commit as it
-does after a restart: it is taken in as Arrow would give it back (a 32-bit float has 32 bits, a field that is left out
-has its default), and handed out as a copy, so that changing it in place changes no state.
+Opaque values are bytes. JSON values are held as the text that is logged, and decoded at each read. A typed value is a
+dict of the fields of the value schema, and reads back before a commit as it does after a restart: it is taken in as
+Arrow would give it back (a 32-bit float has 32 bits, a field that is left out has its default), and handed out as a
+copy, so that changing it in place changes no state.
 
 Invariants:
 - A value that was admitted can be logged.
@@ -27,6 +28,7 @@ from statelog.recovery.targets import no_such_year, values_of
 from statelog.schemas.arrays import column_of_rows
 from statelog.schemas.values.arrow import FIRST_US, LAST_US
 from statelog.schemas.values.avro import avro_values
+from statelog.schemas.values.json_text import decode_json, encode_json
 from statelog.schemas.values.schema import ValueSchema, rows_to_struct
 from statelog.schemas.values.types import ValueType
 
@@ -75,21 +77,25 @@ class ValueRule:
     def __init__(self, schema: ValueSchema) -> None:
         self.schema = schema
         self.is_opaque = schema.is_opaque
-        self.quick_class: type = bytes if schema.is_opaque else Unquick
+        self.is_plain = schema.is_opaque and not schema.is_json
+        """Whether values are handed out as they are held."""
+        self.quick_class: type = bytes if self.is_plain else Unquick
         root = schema.root
         self._fields: dict[str, ValueType] = {} if root is None else {one.name: one.type for one in root.fields}
         self._parsed = None if root is None else _parsed(schema.avsc, frozenset(["uuid"]))
         self._numbers = None if root is None else _parsed(schema.avsc, frozenset(["uuid", *_MICROSECONDS]))
         self._null_bytes = 0 if root is None else max(_null_sizes(root))
-        self.copy: Callable[[Any], Any] = _copier(root)
+        self.copy: Callable[[Any], Any] = decode_json if schema.is_json else _copier(root)
         """What is handed out for a value that is held."""
 
     def copier(self, *, keys_only: bool) -> Callable[[Any], Any]:
         """Return `copy`, or for an iteration of keys a function that looks at no value: it may be a `NoValue`."""
         return _same if keys_only else self.copy
 
-    def admit(self, value: object) -> Any:
+    def admit(self, value: object, key: object) -> Any:
         """The value as the table holds it. Raises InvalidChange."""
+        if self.schema.is_json:
+            return encode_json(value, key)
         if self.is_opaque:
             if not isinstance(value, bytes):
                 raise InvalidChange("a value has to be bytes", found=type(value).__name__, hint=hint_for_value(value))
