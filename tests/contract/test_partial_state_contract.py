@@ -80,10 +80,10 @@ class PlainSnapshot:
     def renew(self) -> None:
         """Nothing: there is no lease."""
 
-    def stand(self, position: int) -> None:
+    def advance(self, position: int) -> None:
         """Nothing, too."""
 
-    def let_go(self) -> None:
+    def release(self) -> None:
         """Nothing, too."""
 
     def _chosen(self, is_wanted: Callable[[int, Any], bool]) -> pa.Table:
@@ -187,7 +187,7 @@ def test_a_partial_state_is_the_whole_one(make: Make, kind: KeyType, hash_rule: 
         _fill(state, snapshot, rule, groups[turn // 2], is_whole=turn % 2 == 1)
         _check(state, expected, keys, rule)
     assert state.is_local
-    assert not any(state.store.is_gone(rule.group(key), key) for key in keys)
+    assert not any(state.store.is_deleted(rule.group(key), key) for key in keys)
 
 
 def test_what_is_gone_is_not_filled(make: Make) -> None:
@@ -197,7 +197,7 @@ def test_what_is_gone_is_not_filled(make: Make) -> None:
     state = make({b"a": b"old"}, rule)
     assert state.get(b"a") == b"old"
     state.apply({b"a": None}, StatePlace(Place(6)))
-    assert state.store.is_gone(group, b"a")
+    assert state.store.is_deleted(group, b"a")
     assert (state.get(b"a"), len(state)) == (None, 0)
     _fill(state, {b"a": b"old"}, rule, group, is_whole=True)
     assert (state.get(b"a"), len(state)) == (None, 0)

@@ -138,7 +138,7 @@ class KeptState:
         """
         store, unfit, place = None, _FIT, None
         if setup.directory is not None:
-            setup.directory.settle(setup.environment.boot_id())
+            setup.directory.drop_unsynced(setup.environment.boot_id())
             if setup.directory.database.exists():
                 store, unfit, place = _judged(setup, setup.directory, values, may_lack=may_lack)
         return cls(store=store, unfit=unfit, place=place, values=values, may_lack=may_lack)
@@ -352,7 +352,7 @@ class StateOpener:
     def _let_go(self) -> None:
         base, self._base = self._base, None
         if base is not None:
-            base.let_go()
+            base.release()
 
     def _load(self, state: State) -> int:
         """Load what is missing, or begin to; how many rows were read."""

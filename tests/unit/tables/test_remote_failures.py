@@ -106,13 +106,13 @@ def test_a_count_that_fails(rolled: Rolled, error: StatelogError, monkeypatch: p
         with pytest.raises(type(error)):
             len(table)
         refusing.error = None
-        read = inside._far_tables
+        read = inside._remote_tables
 
         def noted(wanted: frozenset[int]) -> Any:
             counted.append(wanted)
             return read(wanted)
 
-        monkeypatch.setattr(inside, "_far_tables", noted)
+        monkeypatch.setattr(inside, "_remote_tables", noted)
         assert len(table) == len(rolled.model)
         assert len(counted) == 1
 
@@ -231,7 +231,7 @@ def test_an_end_that_is_interrupted(rolled: Rolled, directory: Path | None) -> N
     inside = _inside(table)
 
     def hold() -> None:
-        with inside._turn:
+        with inside._lock:
             is_held.set()
             may_go_on.wait(60)
 

@@ -320,7 +320,7 @@ def test_what_loads_right_behind_a_settled_commit(tmp_path: Path) -> None:
             return
         _others_go_on(tables, theirs[0], tmp_path)
         state: Any = cast("Any", table)._state
-        rows.append(sum(found.num_rows for found in state._far_tables(state.missing)))
+        rows.append(sum(found.num_rows for found in state._remote_tables(state.missing)))
 
     options = {"settings": TableSettings(loading=Loading.ON_DEMAND), "environment": Environment(crash=crash)}
     with tables.open(owned=[0, 1], writer="mine", **options) as table:

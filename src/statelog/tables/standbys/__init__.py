@@ -1,3 +1,3 @@
-"""A standby: the state of a table that another process owns, followed, read meanwhile, and promoted."""
+"""A standby: the state of a table that another process owns; it is followed, read, and promoted."""
 
 __all__: list[str] = []

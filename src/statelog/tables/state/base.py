@@ -1,19 +1,19 @@
-"""`BaseSnapshot`: the snapshot that a table stands on while not all of its state is local. A lease holds it.
+"""`BaseSnapshot`: the snapshot below a table of which not all is local. A lease holds it.
 
-A read, a commit or a load that finds it is time to has the lease renewed, on another thread. The base of a table that
-loads nothing moves on to the newest snapshot that the table may stand on, which its next call takes. One that is being
-loaded stays, unless it cannot be read: another one would be loaded from its beginning. See docs/protocol-table.md, R6.
+Reads, commits and loads renew the lease in time, on another thread. The base of a table that loads nothing moves on to
+the newest eligible snapshot, which its next call takes. A base that is being loaded is replaced only if it cannot be
+read, because the next one is loaded from its beginning. See docs/protocol-table.md, R6.
 
-Invariant: nothing is waited for under the lock but the store.
+Invariant: under the lock, only the store is waited for.
 
-Which snapshots will do is `Eligibility`. A table's local changes are all those behind the first that it stood on, and
-any newer one is as good below them:
+`Eligibility` decides which snapshots are eligible. The local changes are all those since the first base, so any newer
+snapshot serves below them:
 
-- No snapshot is older than the first one: what was changed in between would be missing.
-- None has runs in a newer value schema that the table's own does not read.
-- One above the table's place has to show that no other owner came in between, and as a rule none of the table's own
-  commits either: the state would not be that of the place. Where only such a one is left, it differs from the place in
-  keys alone that layers above the state hold.
+- No snapshot is older than the first base: the changes in between would be missing.
+- No snapshot has runs in a newer value schema that the table's own does not read.
+- A snapshot above the table's place has to show that no other owner came in between. As a rule it also has no commit of
+  the table's own above that place. If only such a snapshot is left, it differs from the place in keys that layers above
+  the state hold, and in no others.
 """
 
 import logging
@@ -35,14 +35,16 @@ from statelog.schemas.values.schema import resolve
 from statelog.tables.state.snapshot import RemoteSnapshot, RowGroup, SnapshotAccess
 
 _LOG = logging.getLogger("statelog.tables")
-_LOOKS_PER_TTL = 3
+_CHECKS_PER_TTL = 3
 T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Eligibility:
-    """What a table knows of its history: it has all changes from `first_position` to `position`, and owns the
-    partitions by its Open at `epoch`. `losses` is how many losses a person had accepted when it was opened.
+    """Which snapshots a table may use as its base.
+
+    The table has all changes from `first_position` to `position`, and owns the partitions by its Open at `epoch`.
+    `losses`: how many losses a person had accepted when it was opened.
     """
 
     first_position: int
@@ -53,19 +55,19 @@ class Eligibility:
     partitions: tuple[int, ...]
 
     def is_overtaken(self, manifest: Manifest) -> bool:
-        """Whether a snapshot above the place knows a newer owner of one of the partitions."""
+        """Return whether a snapshot above the place has a newer owner of one of the partitions."""
         return manifest.position > self.position and manifest.state.is_overtaken(self.epoch, self.partitions)
 
     def is_ahead(self, manifest: Manifest) -> bool:
-        """Whether a snapshot has a commit of the table's own that is not part of its place yet."""
+        """Return whether a snapshot has a commit of the table's own at or above its place."""
         return any(row.name == self.writer and row.commit_offset >= self.position for row in manifest.state.writers)
 
     def needed(self, manifest: Manifest) -> int:
-        """From where on the ledger has to stay: nothing of it is needed but what is to come."""
+        """Return the position from which on the ledger must be retained: only later records are needed."""
         return max(self.position, manifest.position)
 
     def allows(self, manifest: Manifest, unreadable: Collection[str]) -> bool:
-        """Whether the table may stand on a snapshot; not on one with a run that cannot be read."""
+        """Return whether a snapshot is eligible. One with an unreadable run is not."""
         return (
             manifest.position >= self.first_position
             and len(manifest.state.accepted) <= self.losses
@@ -75,10 +77,10 @@ class Eligibility:
 
 
 class BaseSnapshot:
-    """The base of one table. Used by its thread and by the one that loads. `let_go` releases lease and files.
+    """The base of one table. Used by its thread and by the loading thread. Call `release` to close it.
 
-    `epoch` says the owner's newest Open: one that settled a commit is no other owner's. `moves`: take newer snapshots,
-    also where this one can be read.
+    `epoch` returns the owner's newest Open: an Open that resolved a commit is not another owner's. `moves`: take newer
+    snapshots even while this one is readable.
     """
 
     def __init__(
@@ -88,29 +90,29 @@ class BaseSnapshot:
         self._moves = moves
         self._log, self._snapshots = access.log, Snapshots(access.log)
         self.schema = access.converter.schema
-        """That of the rows that come out."""
+        """The schema of the returned rows."""
         self._eligibility, self._epoch = eligibility, epoch
         self._lock = RLock()
         self._held: RemoteSnapshot | None = None
         self._unreadable: set[str] = set()
         self.replacements = 0
-        """How often it had to be replaced: what was counted before counts no more."""
-        self._looking: Future[RemoteSnapshot | None] | None = None
-        self._looked_s = access.environment.clock()
+        """How often the base had to be replaced; an earlier count of its rows is invalid."""
+        self._pending_check: Future[RemoteSnapshot | None] | None = None
+        self._checked_s = access.environment.clock()
 
     @property
     def snapshot(self) -> RemoteSnapshot:
-        """What it is now. Raises ClosedError once it was let go."""
+        """The present base. Raises ClosedError after `release`."""
         if (held := self._held) is None:
-            raise ClosedError("the table reads no snapshot any more")
+            raise ClosedError("the table has released its snapshot")
         return held
 
-    def stand(self, position: int) -> None:
-        """The table's place has moved on."""
+    def advance(self, position: int) -> None:
+        """Note that the table's place is at `position` now."""
         self._eligibility = replace(self._eligibility, position=position)
 
     def claim(self, manifest: Manifest | None = None) -> bool:
-        """Stand on this snapshot, or on the newest that the table may stand on. False if there is none.
+        """Take this snapshot as the base, or the newest eligible one. Return False if there is none.
 
         Raises Fenced, ConfigError, StoreUnavailable.
         """
@@ -127,33 +129,34 @@ class BaseSnapshot:
         return False
 
     def renew(self) -> None:
-        """Renew the lease, and look for a newer snapshot if it moves, if it is time to; take one that was found. Never
-        waits.
+        """Have the lease renewed if it is due, and newer snapshots looked up if the base moves. Never waits.
+
+        Takes the snapshot that the last check has found.
         """
-        if self._looking is None:
+        if self._pending_check is None:
             now_s = self._access.environment.clock()
-            if now_s - self._looked_s < self._access.settings.lease_ttl_s / _LOOKS_PER_TTL:
+            if now_s - self._checked_s < self._access.settings.lease_ttl_s / _CHECKS_PER_TTL:
                 return
         with self._lock:
             if self._held is None:
                 return
-            if self._looking is None:
-                self._looked_s = self._access.environment.clock()
-                self._looking = self._access.environment.begin(partial(self._look, self._held))
-            if self._looking.done():
-                found, self._looking = self._looking.result(), None
+            if self._pending_check is None:
+                self._checked_s = self._access.environment.clock()
+                self._pending_check = self._access.environment.begin(partial(self._check, self._held))
+            if self._pending_check.done():
+                found, self._pending_check = self._pending_check.result(), None
                 if found is not None:
                     self._swap(found)
 
     def replace(self, failed: SnapshotFailed, snapshot: RemoteSnapshot) -> None:
-        """A snapshot could not be read: stand on another one from now on. Raises the failure's error if there is none,
-        Fenced, StoreUnavailable.
+        """Replace a snapshot that could not be read. Raises the failure's error if no other one is eligible, Fenced,
+        StoreUnavailable.
         """
         with self._lock:
             if self._held is not snapshot or failed.is_copy:
                 return
             self._unreadable.add(str(failed.error.facts.get("path")))
-            level = logging.INFO if isinstance(failed.error, NotFound) else logging.WARNING  # Gone is a lease's end.
+            level = logging.INFO if isinstance(failed.error, NotFound) else logging.WARNING  # The lease ended.
             text = "%s: snapshot %d cannot be read: %s"
             _LOG.log(level, text, self._log.name, snapshot.manifest.number, failed.error)
             if not self.claim():
@@ -162,7 +165,7 @@ class BaseSnapshot:
             self._access.environment.crash("base-moved")
 
     def ask(self, read: Callable[[RemoteSnapshot], T]) -> T:
-        """What `read` gives of a snapshot, however many snapshots it takes. Raises as `tables`."""
+        """Call `read` with the base, and again with each replacement. Raises the errors of `tables`."""
         while True:
             snapshot = self.snapshot
             try:
@@ -171,9 +174,9 @@ class BaseSnapshot:
                 self._go_on(error, snapshot)
 
     def tables(self, read: Callable[[RemoteSnapshot], Iterable[pa.Table]]) -> Iterator[pa.Table]:
-        """What `read` gives of a snapshot, by (key group, key), however many snapshots it takes.
+        """Yield the tables that `read` makes of the base, by (key group, key). A replacement goes on behind them.
 
-        Raises Fenced, StoreUnavailable; NotFound or Damaged if no other snapshot is readable; ClosedError.
+        Raises Fenced, StoreUnavailable, ClosedError; NotFound or Damaged if no other snapshot is readable.
         """
         passed: RowGroup | None = None
         while True:
@@ -190,23 +193,23 @@ class BaseSnapshot:
                 return
 
     def _go_on(self, error: SnapshotFailed | ClosedError, snapshot: RemoteSnapshot) -> None:
-        """What this snapshot failed with is over once there is another one."""
+        """Replace the snapshot that failed. Raises the error of a released base."""
         if isinstance(error, SnapshotFailed):
             self.replace(error, snapshot)
         elif self._held in (None, snapshot):
             raise error
 
-    def let_go(self) -> None:
+    def release(self) -> None:
         """Release the lease and close the files. Idempotent."""
         with self._lock:
-            looking, self._looking = self._looking, None
+            pending, self._pending_check = self._pending_check, None
             held, self._held = self._held, None
         with ExitStack() as closing:
             closing.callback(self._access.opener.close)
             if held is not None:
                 closing.callback(held.close)
-                if looking is not None:
-                    looking.add_done_callback(partial(_close_found, held))
+                if pending is not None:
+                    pending.add_done_callback(partial(_close_found, held))
 
     def _swap(self, newer: RemoteSnapshot) -> None:
         with self._lock:
@@ -214,8 +217,8 @@ class BaseSnapshot:
         if older is not None:
             self._access.environment.begin(older.close)
 
-    def _look(self, held: RemoteSnapshot) -> RemoteSnapshot | None:
-        """Renew the lease. Return a newer snapshot, held; None if there is none, or the store does not say."""
+    def _check(self, held: RemoteSnapshot) -> RemoteSnapshot | None:
+        """Renew the lease. Return a newer snapshot, held; None if there is none, or the store does not answer."""
         try:
             position = self._eligibility.needed(held.manifest)
             held.lease.needs = held.lease.needs._replace(position=position)
@@ -224,17 +227,17 @@ class BaseSnapshot:
             is_newer = newest is not None and newest.number > held.manifest.number
             return self._claimed(newest) if newest is not None and is_newer else None
         except StatelogError as error:
-            _LOG.warning("%s: the snapshot that a table reads was not moved on: %s", self._log.name, error)
+            _LOG.warning("%s: a table could not renew or replace its snapshot: %s", self._log.name, error)
             return None
 
     def _newest(self, *, may_be_ahead: bool) -> Manifest | None:
-        """The newest snapshot that the table may stand on; one ahead of its place only if it may, and has no other.
+        """Return the newest eligible snapshot. With `may_be_ahead`, return one ahead of the place if there is no other.
 
-        Raises Fenced if another owner is why there is none.
+        Raises Fenced if there is none because of another owner.
         """
         ahead, overtaken = None, False
         for manifest in self._snapshots.listed():
-            eligible = replace(self._eligibility, epoch=self._epoch())  # Not older than what is judged by it.
+            eligible = replace(self._eligibility, epoch=self._epoch())  # Read after the manifest, so not older.
             overtaken = overtaken or eligible.is_overtaken(manifest)
             if eligible.allows(manifest, self._unreadable) and self._reads(manifest):
                 if not eligible.is_ahead(manifest):
@@ -242,7 +245,7 @@ class BaseSnapshot:
                 ahead = ahead or manifest
         if overtaken and ahead is None:
             raise Fenced(
-                "another owner took over, and the snapshot that the state was read from is gone",
+                "another owner took over, and the snapshot that the state was read from is deleted",
                 log=self._log.name,
                 epoch=self._epoch(),
                 hint="Open the table again if this process should have it",
@@ -250,7 +253,7 @@ class BaseSnapshot:
         return ahead if may_be_ahead else None
 
     def _reads(self, manifest: Manifest) -> bool:
-        """Whether the table's value schema reads that of every run: other partitions may have a newer one by now."""
+        """Return whether the table's value schema reads every run: other partitions may have a newer one by now."""
         schemas, target = self._log.value_schemas, self._access.converter.target
         try:
             for schema_id in {run.value_schema_id for run in manifest.runs}:
@@ -260,7 +263,7 @@ class BaseSnapshot:
         return True
 
     def _claimed(self, manifest: Manifest) -> RemoteSnapshot | None:
-        """A snapshot under a lease; None if it was cleaned up meanwhile."""
+        """Return the snapshot under a lease; None if it was cleaned up meanwhile."""
         access = self._access
         needs = Needs(self._eligibility.needed(manifest), {}, manifest.number)
         lease = Hold(self._log.store, terms_of(access.settings), environment=access.environment)
@@ -271,8 +274,8 @@ class BaseSnapshot:
         return RemoteSnapshot(manifest, access, lease)
 
 
-def _close_found(held: RemoteSnapshot, looking: "Future[RemoteSnapshot | None]") -> None:
-    """Also what was held, once more: who looks may have written its lease again."""
+def _close_found(held: RemoteSnapshot, pending: "Future[RemoteSnapshot | None]") -> None:
+    """Close what a pending check has found, and `held` again: the check may have renewed its lease."""
     held.close()
-    if looking.exception() is None and (found := looking.result()) is not None:
+    if pending.exception() is None and (found := pending.result()) is not None:
         found.close()

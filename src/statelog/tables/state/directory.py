@@ -1,20 +1,19 @@
-"""`StateDirectory`: a table's local directory: its lock, and what becomes of a database that cannot be used.
+"""`StateDirectory`: a table's local directory: its lock, its database, and unusable databases.
 
-    <directory>/<log>/<writer>/lock       held as long as the table is open
+    <directory>/<log>/<writer>/lock       held while the table is open
     <directory>/<log>/<writer>/db         the database
-    <directory>/<log>/<writer>/making     one that is being made; what a kill leaves of it is removed
+    <directory>/<log>/<writer>/making     a database that is being made; removed after a kill
     <directory>/<log>/<writer>/damaged    says that the database was found damaged while it was in use
     <directory>/<log>/<writer>/boot       the boot of the machine in which the database was used last, and its inode
     <directory>/<log>/<writer>/aside-...  the last databases that could not be used
-    <directory>/<log>/<writer>/lost-...   copies of what the log lost, as a person accepted; nothing deletes them
+    <directory>/<log>/<writer>/lost-...   databases with changes that the log lost and a person gave up; never deleted
 
 Invariants:
 - The directory is its owner's alone, whatever the umask, unless a person gave it other rights.
-- One table at a time uses it, of this process or another. A kill frees the lock; a fork does not hold it.
-- A database that cannot be used is renamed: a person may want to see it. The newest two stay: a state that moves
-  between machines would fill all their disks with itself.
-- Closing the directory closes any database that is still open in it, so that an interrupted opening never blocks the
-  next one.
+- One table at a time uses it, of this process or another. A kill frees the lock; a forked child does not hold it.
+- An unusable database is renamed, because a person may want to see it. Only the newest two stay: a state that moves
+  between machines would fill their disks.
+- Closing the directory closes any database that is still open in it, so an interrupted opening never blocks the next.
 """
 
 import fcntl
@@ -48,7 +47,7 @@ class OpenDatabase(Protocol):
         ...
 
     def abandon(self) -> None:
-        """Free nothing of it: this is a forked child, and it is the parent's."""
+        """Free nothing of it in a forked child: it is the parent's."""
         ...
 
 
@@ -63,7 +62,7 @@ class StateDirectory(Closing):
         self._damaged = self.path / "damaged"
         self._boot = self.path / "boot"
         self.databases: WeakSet[OpenDatabase] = WeakSet()
-        """Those that were opened here: they are closed with it, if nobody has by then."""
+        """The databases that were opened here; `close` closes those still open."""
         with local_disk(self.path):
             make_parents(self.path)
             if not self.path.exists():
@@ -83,20 +82,21 @@ class StateDirectory(Closing):
 
     @property
     def damage(self) -> str:
-        """What was found wrong with the database by the life before; empty if nothing was."""
-        with local_disk(self.path):  # On a full disk there may be no text: that the file is there says enough.
+        """The damage that the last process found in the database; empty if there was none."""
+        with local_disk(self.path):  # On a full disk the note may be empty; the file itself says enough.
             return self._damaged.read_text("utf-8", "replace") or _UNKNOWN if self._damaged.exists() else ""
 
     def note_damage(self, problem: str) -> None:
-        """Let the next life set the database aside, if the disk takes a note; else it finds the damage again."""
+        """Have the next open set the database aside. If the disk takes no note, that open finds the damage again."""
         with suppress(Unavailable), local_disk(self.path):
             self._damaged.write_text(problem or _UNKNOWN, "utf-8")
             sync(self._damaged)
             sync(self.path)
 
-    def settle(self, boot_id: str) -> None:
-        """What may have been lost with another boot of the machine, or was never there in a copy, is not counted on:
-        the database goes back to its files, which are synced. See docs/protocol-table.md, a power loss.
+    def drop_unsynced(self, boot_id: str) -> None:
+        """Delete the write-ahead logs of a database of another boot, or of a copy: parts of them may be missing.
+
+        The database goes back to its files, which are synced. See docs/protocol-table.md, a power loss.
         """
         with local_disk(self.path):
             noted = self._boot.read_text("utf-8", "replace") if self._boot.exists() else ""
@@ -116,14 +116,14 @@ class StateDirectory(Closing):
         return f"{boot_id} {found.st_dev}:{found.st_ino}"
 
     def note_boot(self, boot_id: str) -> None:
-        """The database is used in this boot from now on."""
+        """Note that the database is used in this boot from now on."""
         with local_disk(self.path):
             self._boot.write_text(self._use(boot_id), "utf-8")
             sync(self._boot)
             sync(self.path)
 
     def set_aside(self, reason: str, environment: Environment, *, is_last_copy: bool = False) -> Path:
-        """Rename the database, loudly, so that another can be made in its place; returns where it is now."""
+        """Rename the database, with a warning, so that another can take its place. Return its new path."""
         stamp = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime(environment.wall_clock()))
         aside = self.path / f"{'lost' if is_last_copy else 'aside'}-{stamp}-{environment.new_id()[:8]}"
         with local_disk(self.path):
@@ -135,14 +135,14 @@ class StateDirectory(Closing):
         return aside
 
     def _delete_old_asides(self, newest: Path) -> None:
-        """All but the newest, and the one before: their names begin with the time. One that cannot be deleted stays."""
+        """Delete all but the newest and the one before, by the time in their names, as far as the disk lets it."""
         others = sorted(found for found in self.path.glob("aside-*") if found != newest)
         for old in others[: 1 - _ASIDES]:
             _LOG.info("%s, which was set aside earlier, is deleted", old)
             shutil.rmtree(old, ignore_errors=True)
 
     def begin(self) -> None:
-        """Remove what a kill left of a database that was never finished, or of its being set aside."""
+        """Remove the remains of a database that a kill left unfinished, or half set aside."""
         with local_disk(self.path):
             if not self.database.exists():
                 self._damaged.unlink(missing_ok=True)
@@ -150,20 +150,20 @@ class StateDirectory(Closing):
                 shutil.rmtree(self.unfinished)
 
     def finish(self) -> None:
-        """The database that was made is the one from now on."""
+        """Rename the finished database to its place."""
         with local_disk(self.path):
             self.unfinished.rename(self.database)
             sync(self.path)
 
     def close(self) -> None:
-        """Close what is open, and release the lock. Idempotent."""
+        """Close the open databases, and release the lock. Idempotent."""
         with ExitStack() as closing:
             closing.callback(self.unlock)
             for database in list(self.databases):
                 closing.callback(database.close)
 
     def abandon(self) -> None:
-        """In a forked child: the databases are the parent's, and here the lock is not held."""
+        """Drop the parent's databases and lock in a forked child, without freeing the former."""
         for database in list(self.databases):
             database.abandon()
         self.unlock()
@@ -176,11 +176,11 @@ class StateDirectory(Closing):
             os.close(lock)
 
     def __del__(self) -> None:
-        self.unlock()  # As a file that is dropped unclosed: the same process may open it again.
+        self.unlock()  # As with a dropped open file, so that the same process may open it again.
 
 
 def _forget_parents() -> None:
-    """In a forked child: an inherited lock would outlive the parent that it belongs to."""
+    """Drop all directories in a forked child: an inherited lock would outlive the parent."""
     for directory in list(_open):
         directory.abandon()
 

@@ -1,11 +1,11 @@
-"""`KeyRule`: what the keys of a table are: which it takes, whose each is, and where it lies. Pure.
+"""`KeyRule`: the keys of a table: which it takes, their key groups, and their bytes in a store. Pure.
 
-In a log that hashes its keys, a key is the caller's bytes, text or number. Where callers name the key group, a key is
-the pair (key group, key), as in `Recovery.to_dict`; a table of one such key group has plain keys.
+In a log that hashes its keys, a key is the caller's bytes, text or number. If callers name the key group, a key is the
+pair (key group, key), as in `Recovery.to_dict`; a table of one such key group has plain keys.
 
 Invariants:
-- A key that was admitted can be logged: it has the log's key type, it fits, and its key group is the table's.
-- A key of another type is an error in every method: to say "not there" would be a wrong answer.
+- An admitted key can be logged: it has the log's key type, it fits, and its key group is the table's.
+- A key of another type is an error in every method: "no such key" would be a wrong answer.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -31,7 +31,7 @@ _PLAIN: Mapping[KeyType, Callable[[Any], Any]] = {
     KeyType.STRING: str.__str__,
     KeyType.LONG: int.__int__,
 }
-"""What makes a key of a class of its own one of ours: what it is, and not what it says that it is (an Enum's `str`)."""
+"""Convert a key of a subclass by its value, and not by its own methods (an Enum has another `str`)."""
 
 _PAIR = 2
 _LONG_BYTES = 8
@@ -39,9 +39,12 @@ _MOST_UTF8 = 4
 
 
 class KeyRule:
-    """The keys of one table. `owned` are its key groups, None for all, and `groups` the same, ascending; `one` is the
-    key group of a table of plain keys in a log whose callers name it. Keys that are `is_paired` are pairs of key group
-    and key; those of the `quick_class` need no further look.
+    """The keys of one table.
+
+    `owned`: its key groups, None for all; `groups`: the same, ascending.
+    `one`: the key group of a table of plain keys, in a log whose callers name it.
+    `is_paired`: whether keys are pairs of key group and key.
+    `quick_class`: keys of this class need no further check.
     """
 
     def __init__(self, descriptor: Descriptor, owned: frozenset[int] | None, one: int | None = None) -> None:
@@ -52,7 +55,7 @@ class KeyRule:
         self.quick_class: type = bytes if is_plain else Unquick
 
     def admit(self, key: object) -> Any:
-        """The key as the table holds it. Raises InvalidChange, KeyGroupMismatch."""
+        """Return the key as the table holds it. Raises InvalidChange, KeyGroupMismatch."""
         if not self.is_paired:
             plain = self._plain(key)
             if self.owned is not None and self.one is None:
@@ -63,13 +66,13 @@ class KeyRule:
         return pair
 
     def bound(self, key: object) -> Any:
-        """A key that only says where a range begins or ends: it may be anybody's. Raises InvalidChange."""
+        """Return the bound of a range, a key of any key group, as the table has keys. Raises InvalidChange."""
         if key is None or not self.is_paired:
             return None if key is None else self._plain(key)
         return self._pair(key)
 
     def prefix_bounds(self, prefix: object) -> tuple[Any, Any]:
-        """The bounds of the keys that begin so; pairs, where keys are pairs. Raises InvalidChange for numbers."""
+        """Return the bounds of the keys with a prefix; pairs, if keys are pairs. Raises InvalidChange for numbers."""
         bound = self.bound(prefix)
         plain = self.plain(bound)
         if not isinstance(plain, bytes | str):
@@ -80,8 +83,9 @@ class KeyRule:
         return bound, behind
 
     def group_bounds(self, among: Iterable[int], start: Any, end: Any) -> Iterator[tuple[int, Any, Any]]:
-        """Those of these key groups where keys from `start` on and below `end` may lie (None: no bound), and between
-        which plain keys. Pairs are in the order of their key groups.
+        """Yield the key groups that may have keys from `start` on and below `end` (None: no bound), with plain bounds.
+
+        Pairs are in the order of their key groups.
         """
         if not self.is_paired:
             alone = self._group_between(start, end)
@@ -94,25 +98,25 @@ class KeyRule:
                 yield group, start[1] if start and group == first else None, below
 
     def _group_between(self, start: Any, end: Any) -> int | None:
-        """The key group of all keys between two plain bounds, if they begin alike for as long as key groups go by."""
+        """Return the key group of all keys between two plain bounds, if they share the prefix that is hashed."""
         length = self.descriptor.prefix_bytes
         if length is None or start is None or len(data := key_bytes(start, self.descriptor.key_type)) < length:
             return None
         alike: bytes | str = data[:length]
-        if isinstance(start, str):  # Whole characters, the last of which may end behind those bytes.
+        if isinstance(start, str):  # Whole characters; the last may end behind those bytes.
             alike = start[: len(data[: length - 1].decode(errors="ignore")) + 1]
         behind: Any = _prefix_end(alike)
         is_alone = behind is None or (end is not None and end <= behind)
         return self.descriptor.key_group_of(start) if is_alone else None
 
     def group(self, key: Any) -> int:
-        """The key group of an admitted key."""
+        """Return the key group of an admitted key."""
         if self.one is not None:
             return self.one
         return int(key[0]) if self.is_paired else self.descriptor.key_group_of(key)
 
     def groups_of(self, keys: Sequence[Any]) -> Sequence[int]:
-        """The key groups of many admitted keys."""
+        """Return the key groups of many admitted keys."""
         if self.one is not None:
             return [self.one] * len(keys)
         if self.is_paired:
@@ -121,18 +125,18 @@ class KeyRule:
         return found
 
     def rows(self, keys: Sequence[Any]) -> pa.RecordBatch:
-        """Rows of the log (key_group, key) of many admitted keys."""
+        """Make rows of the log (key_group, key) of many admitted keys."""
         columns = self.columns(keys)
         if "key_group" not in columns:
             columns["key_group"] = column_of(self.descriptor.key_groups_of(columns["key"]))
         return pa.RecordBatch.from_pydict(columns)
 
     def plain(self, key: Any) -> Any:
-        """An admitted key without its key group."""
+        """Return an admitted key without its key group."""
         return key[1] if self.is_paired else key
 
     def size(self, key: Any) -> int:
-        """At most how many bytes an admitted key has in the log: text may be a quarter of it."""
+        """Return an upper bound of an admitted key's bytes in the log, for text up to four times as many."""
         plain = self.plain(key)
         match self.descriptor.key_type:
             case KeyType.BYTES:
@@ -143,17 +147,17 @@ class KeyRule:
                 return _LONG_BYTES
 
     def checked_groups(self, key_groups: Iterable[int]) -> Sequence[int]:
-        """These key groups, ascending, each once. Raises KeyGroupMismatch if one of them is not the table's."""
+        """Return these key groups, ascending, each once. Raises KeyGroupMismatch if one is not the table's, Misuse."""
         try:
             groups = sorted({index(group) for group in key_groups})
         except TypeError as error:
-            raise Misuse(f"key groups are whole numbers: {error}", hint="items(key_groups=[0, 1])") from error
+            raise Misuse(f"key groups are whole numbers: {error}", hint="Call items(key_groups=[0, 1])") from error
         for group in groups:
             self._check_owned(group)
         return groups
 
     def columns(self, keys: Sequence[Any]) -> dict[str, pa.Array]:
-        """The columns `key` and, where callers name it, `key_group` of admitted keys."""
+        """Return the columns `key` and, if callers name it, `key_group` of admitted keys."""
         kind = self.descriptor.key_type.arrow_type
         if self.one is not None:
             groups = column_of(np.full(len(keys), self.one, np.uint16))
@@ -164,22 +168,22 @@ class KeyRule:
         return {"key": column_of_rows(keys, kind)}
 
     def placed(self, keys: Sequence[Any]) -> list[tuple[int, Any]]:
-        """Admitted keys with their key groups, in a log whose callers name it."""
+        """Return admitted keys with their key groups, in a log whose callers name it."""
         return [(self.one, key) for key in keys] if self.one is not None else list(keys)
 
     def of_columns(self, rows: pa.RecordBatch) -> list[Any]:
-        """The keys of rows of the log (key_group, key), as the table holds them."""
+        """Return the keys of rows of the log (key_group, key), as the table holds them."""
         plain: list[Any] = rows.column("key").to_pylist()
         return list(zip(rows.column("key_group").to_pylist(), plain, strict=True)) if self.is_paired else plain
 
     # ---- bytes that sort
 
     def raw(self, key: Any) -> bytes:
-        """The key group, two bytes big-endian, and the key's bytes: where a byte-ordered store has it."""
+        """Return the key of a byte-ordered store: the key group, two bytes big-endian, and the key's bytes."""
         return self.group(key).to_bytes(2, "big") + key_bytes(self.plain(key), self.descriptor.key_type)
 
     def quick_raw(self) -> Callable[[Any], bytes]:
-        """The function `raw`, made for the keys of this table, for callers that ask for each."""
+        """Return a faster function `raw` for the keys of this table."""
         if self.is_paired:
             return self.raw
         if self.one is not None:
@@ -195,7 +199,7 @@ class KeyRule:
                 return lambda key: prefixes[crc32(data := key.to_bytes(8, "big", signed=True)) % count] + data
 
     def of_raw(self, raw: bytes) -> Any:
-        """The key that `raw` was made of."""
+        """Return the key of which `raw` was made."""
         data = raw[2:]
         match self.descriptor.key_type:
             case KeyType.BYTES:
@@ -207,8 +211,9 @@ class KeyRule:
         return (int.from_bytes(raw[:2], "big"), plain) if self.is_paired else plain
 
     def raw_ranges(self, group: int, start: Any, end: Any) -> Iterator[tuple[bytes, bytes | None]]:
-        """The raw keys of a key group between two plain keys, half-open, in the order of the keys: negative numbers lie
-        behind the others.
+        """Yield the half-open ranges of raw keys between two plain keys of a key group, in key order.
+
+        Raw keys of negative numbers lie behind the others.
         """
         lowest, behind = raw_bounds(group)
         kind = self.descriptor.key_type
@@ -235,7 +240,7 @@ class KeyRule:
         kind = self.descriptor.key_type
         if type(key) is _CLASSES[kind] and (type(key) is bytes or (type(key) is str and key.isascii())):
             return key
-        key_bytes(key, kind)  # type: ignore[arg-type]  # which refuses what is no key
+        key_bytes(key, kind)  # type: ignore[arg-type]  # it refuses other types
         return _PLAIN[kind](key)
 
     def _check_owned(self, group: int) -> None:
@@ -253,15 +258,15 @@ class KeyRule:
 
 
 def raw_bounds(group: int) -> tuple[bytes, bytes | None]:
-    """The raw keys of a key group, half-open; None behind the last there can be."""
+    """Return the half-open range of a key group's raw keys; None behind the last possible key group."""
     return group.to_bytes(2, "big"), None if group == MAX_KEY_GROUPS - 1 else (group + 1).to_bytes(2, "big")
 
 
 def _prefix_end(prefix: bytes | str) -> bytes | str | None:
-    """The least key behind all that begin with a prefix; None if there is none."""
+    """Return the least key behind all that begin with a prefix; None if there is none."""
     if isinstance(prefix, bytes):
-        kept = prefix.rstrip(b"\xff")
-        return kept[:-1] + bytes([kept[-1] + 1]) if kept else None
+        rest = prefix.rstrip(b"\xff")
+        return rest[:-1] + bytes([rest[-1] + 1]) if rest else None
     text = prefix.rstrip(_LAST_CHARACTER)
     if not text:
         return None

@@ -1,14 +1,13 @@
-"""`RocksdbStore`: a state in a RocksDB database on the local disk, kept between lives. Imports rocksdict.
+"""`RocksdbStore`: a state in a RocksDB database on the local disk, retained across restarts. Imports rocksdict.
 
-A key is the key group (two bytes, big-endian) and the key's bytes; a value is its bytes, or Avro's plain binary form:
-as in the databases of `Recovery.to_rocksdb`, which is how a whole one begins. From then on each commit is one write
-batch, with the place that it leads to. No batch is synced. A kill takes none of them; of what a power loss takes see
-`StateDirectory.settle`.
+A key is the key group (two bytes, big-endian) and the key's bytes; a value is its bytes, or Avro's plain binary form.
+`Recovery.to_rocksdb` makes such databases, and a whole state begins as one. Each commit is one write batch, with the
+place that it leads to. No batch is synced: a kill loses none, and `StateDirectory.drop_unsynced` handles a power loss.
 
 Invariants:
-- The place is never ahead of the changes, nor they of it, whatever is killed; both column families are flushed as one.
+- After a kill, the place is neither ahead of the changes nor behind them; both column families are flushed as one.
 - Once it is closed, all of it is in files that are synced.
-- A kill leaves a key group missing, whatever of its rows was loaded; they are loaded again, but for what changed since.
+- After a kill, a partly loaded key group is missing. Its rows are loaded again, but for those that changed since.
 - Readers see a key group as complete before its tombstones are dropped.
 """
 
@@ -66,35 +65,35 @@ from statelog.tables.state.values import ValueRule
 _LOG = logging.getLogger("statelog.tables")
 _BATCH_ROWS = 50_000
 _MANY_ROWS = 2000
-"""From here on keys are hashed and put into order as columns, in a third of the time that it takes one by one."""
+"""The least rows whose keys are hashed and sorted as columns, in a third of the time that single rows take."""
 _MEMTABLE_BLOOM = 0.01
-"""Part of a memtable that is its own filter: most keys are not in it, and a search that finds nothing costs 1 µs. That
-is ten bits for each of the smallest changes that may wait there, and lies in the processor's cache.
+"""The part of a memtable that is its filter, because most keys are not in it. It has ten bits for each of the smallest
+changes, and fits in the processor's cache; a search without a result takes 1 µs.
 """
 _ANY_CHARGE = 0
-"""Of entries of any weight, in a cache of few shards. RocksDB's other one has 64: the filter of a large file does not
-fit in one, and every get would read it from the file, in 50 µs.
+"""Makes a cache of few shards. RocksDB's other cache has 64: the filter of a large file does not fit in one, and every
+get would read it from the file, in 50 µs.
 """
 _LEVELS = 7
-"""RocksDB's own number. The files of the first are few, and soon merged with all of the next: to compress them would be
-a third of what it takes to write them, for nothing.
+"""RocksDB's own number. The files of the first level are few, and soon merged: to compress them would take a third of
+the time that writing them does.
 """
 _REPLAYED = 4
-"""An open after a kill replays what is in the write-ahead log and in no file yet, at 10 ms of a processor for each MiB:
-so only this part of what may wait in memory. Files become smaller, which costs writes nothing that can be measured.
+"""An open after a kill replays the write-ahead log, at 10 ms of a processor for each MiB. So the log is limited to this
+part of the memory for changes. The files get smaller, which costs writes nothing measurable.
 """
 _BEHIND_GONE = b"gone0"
-"""Behind every key that begins with GONE."""
+"""Sorts behind every key that begins with GONE."""
 _TORN = ("Corruption", "No such file", "Invalid argument", "not found", "does not exist", "expected value")
-"""How RocksDB, and the library's own file beside it, begin to say that the files are not those that were written."""
+"""How RocksDB's and the library's errors for damaged or missing files begin."""
 _ROTTEN = ("Corruption",)
-"""How a write says so, if a compaction or a flush has found it. A file that is not found may be a disk that is gone."""
+"""The same in writes, if a compaction or a flush found it. A missing file may only be a missing disk."""
 
 
 class RocksdbStore:
-    """The database of a directory, opened, or one that is being made at `path`, for what is `missing` of it.
+    """The open database of a directory, or a new one at `path` without the `missing` part.
 
-    Raises Corrupt if it is not what was written, StorageFull, StoreUnavailable.
+    Raises Corrupt if its files are damaged, StorageFull, StoreUnavailable.
     """
 
     def __init__(
@@ -128,17 +127,17 @@ class RocksdbStore:
         self.missing, self.first_position = set(lacks.key_groups), lacks.first_position
         directory.databases.add(self)
 
-    # ---- what it says of itself
+    # ---- its records
 
     @property
     def record(self) -> TableRecord:
-        """Which state it is. Raises Corrupt."""
+        """The record that says which state it is. Raises Corrupt."""
         with self._translating():
             return record_from_json(self._family.get(TABLE_KEY))
 
     @property
     def place(self) -> StatePlace:
-        """How far it is. Raises Corrupt."""
+        """The place of the state. Raises Corrupt."""
         with self._translating():
             return place_from_json(self._family.get(PLACE_KEY))
 
@@ -148,14 +147,14 @@ class RocksdbStore:
         return missing_from_json(self._family.get(MISSING_KEY)) if is_partial else NOTHING
 
     def _last_write(self) -> int:
-        """The number of the newest write batch. Raises Corrupt if there are some missing below it."""
+        """Return the number of the newest write batch. Raises Corrupt if an earlier one is missing."""
         found = self._keys_between(self._family, WRITE, b"", b"\xff" * 8)
         if len(found) > 1:
-            raise Corrupt("a part of its write-ahead logs is gone", path=str(self._directory.database))
+            raise Corrupt("a part of its write-ahead logs is missing", path=str(self._directory.database))
         return int.from_bytes(found[0], "big") if found else 0
 
     def adopt(self, record: TableRecord, place: StatePlace) -> None:
-        """A database that was just made is a table's from now on."""
+        """Make the new database a table's, at this place."""
         batch = self._batch(place)
         batch.put(TABLE_KEY, record_to_json(record, is_partial=bool(self.missing)), self._handle)
         if self.missing:
@@ -164,16 +163,14 @@ class RocksdbStore:
         self._write(batch)
 
     def abandon(self) -> None:
-        """In a forked child, where it is the parent's: nothing of it is ever freed, for RocksDB would wait for threads
-        that are not there.
-        """
+        """Leak the parent's database in a forked child, where freeing it would wait for threads that do not exist."""
         for kept in (self._database, self._family, self._handle, *self._scans):
             ctypes.pythonapi.Py_IncRef(ctypes.py_object(kept))
 
     # ---- reads
 
     def get(self, key: Any) -> Any:
-        """The value of a key; None if it is not there. Raises Corrupt."""
+        """Return the value of a key, None if there is none. Raises Corrupt."""
         value = self._recent.find(key)
         if value is not UNKNOWN:
             return value
@@ -183,19 +180,19 @@ class RocksdbStore:
             raise self._translated(error) from error
         return data if data is None or self._decode is None else self._decode(data, key)
 
-    def is_gone(self, key_group: int, key: Any) -> bool:  # noqa: ARG002 - the raw key begins with it
-        """Whether it is remembered as deleted. Raises Corrupt."""
+    def is_deleted(self, key_group: int, key: Any) -> bool:  # noqa: ARG002 - the raw key begins with it
+        """Return whether a key has a tombstone. Raises Corrupt."""
         with self._translating():
             return self._family.get(GONE + self._raw(key)) is not None
 
     def __len__(self) -> int:
-        """Counted once, and kept from then on."""
+        """Count the keys, once."""
         if self._rows is None:
             self._rows = sum(1 for _ in self._raw_range(b"", None))
         return self._rows
 
     def items(self, key_groups: Sequence[int] | None) -> Iterator[tuple[Any, Any]]:
-        """In the order of raw keys, key group by key group."""
+        """Yield keys and values in the order of raw keys, key group by key group."""
         if key_groups is None:
             yield from self._raw_range(b"", None)
             return
@@ -203,10 +200,10 @@ class RocksdbStore:
             yield from self._raw_range(*raw_bounds(group))
 
     def range(self, start: Any, end: Any, *, reverse: bool = False) -> Iterator[tuple[Any, Any]]:
-        """One seek in each key group where such keys may lie, and a merge of them."""
-        turn, look = (-1 if reverse else 1), partial(self._raw_range, reverse=reverse)
-        bounds = list(self._keys.group_bounds(self._keys.groups, start, end))[::turn]
-        ranges = (chain.from_iterable(starmap(look, list(self._keys.raw_ranges(*one))[::turn])) for one in bounds)
+        """Seek in each key group that may have such keys, and merge the results."""
+        step, read = (-1 if reverse else 1), partial(self._raw_range, reverse=reverse)
+        bounds = list(self._keys.group_bounds(self._keys.groups, start, end))[::step]
+        ranges = (chain.from_iterable(starmap(read, list(self._keys.raw_ranges(*one))[::step])) for one in bounds)
         if self._keys.is_paired:
             return chain.from_iterable(ranges)
         return heapq.merge(*ranges, key=itemgetter(0), reverse=reverse)
@@ -232,12 +229,12 @@ class RocksdbStore:
                         rows.prev()
                     else:
                         rows.next()
-                rows.status()  # It raises if the rows ended before their end; the library's `items` hides that.
+                rows.status()  # Raises if the rows ended too early; the library's `items` hides that.
             finally:
-                del rows  # It holds the database open, and would live on in the traceback of what is raised.
+                del rows  # It holds the database open, and an error's traceback would retain it.
 
     def unchanged(self, rows: pa.Table) -> pa.Table:
-        """By comparing with the keys that are here, or gone, between the least and the greatest of these."""
+        """Compare the rows with local keys and tombstones between their least and greatest key."""
         if not rows.num_rows:
             return rows
         whole = rows.combine_chunks().to_batches()[0]
@@ -267,17 +264,17 @@ class RocksdbStore:
     # ---- changes
 
     def apply(self, changes: dict[Any, Any], place: StatePlace) -> None:
-        """One write batch, place included."""
+        """Write the changes and the place as one batch."""
         batch = self._batch(place)
         if self._rows is not None:
             was = sum(self.get(key) is not None for key in changes)
             self._rows += sum(value is not None for value in changes.values()) - was
-        gone = [key for key, value in changes.items() if value is None]
-        self._delete(batch, list(map(self._raw, gone)))
-        kept = {key: value for key, value in changes.items() if value is not None} if gone else changes
-        live = list(kept.values())
-        values = self._values.encode(live) if kept else []
-        keys, order = self._in_raw_order(list(kept))
+        deleted = [key for key, value in changes.items() if value is None]
+        self._delete(batch, list(map(self._raw, deleted)))
+        puts = {key: value for key, value in changes.items() if value is not None} if deleted else changes
+        live = list(puts.values())
+        values = self._values.encode(live) if puts else []
+        keys, order = self._in_raw_order(list(puts))
         _put(batch, keys, order, values)
         self._write(batch)
         self._recent.take(changes, keys.nbytes + (sum(map(len, values)) if self._decode is None else held_bytes(live)))
@@ -290,11 +287,11 @@ class RocksdbStore:
         return raw.take(order), order
 
     def load(self, changes: pa.Table) -> None:
-        """Write batches without a place: who goes on from the old one, after a kill, takes them all once more."""
+        """Write batches without a place: after a kill, the next open reads them again from the old place on."""
         for rows in changes.to_batches(max_chunksize=_BATCH_ROWS):
             batch = rocksdict.WriteBatch(raw_mode=True)
-            gone, puts = deletes_and_puts(rows)
-            self._delete(batch, raw_keys(gone).to_pylist())
+            deleted, puts = deletes_and_puts(rows)
+            self._delete(batch, raw_keys(deleted).to_pylist())
             values = avro_values(puts.column("value"), self._values.schema).to_pylist()
             _put(batch, *_raw_order(puts), values)
             self._write(batch)
@@ -302,11 +299,11 @@ class RocksdbStore:
         self._recent.forget()
 
     def move(self, place: StatePlace) -> None:
-        """One write, of the place alone."""
+        """Write the place alone."""
         self._write(self._batch(place))
 
     def fill(self, rows: pa.Table, complete: Collection[int]) -> None:
-        """One write batch, with what is missing from then on; then what is gone of these key groups is forgotten."""
+        """Write the rows and the remaining missing part as one batch, then drop the tombstones of these key groups."""
         batch = rocksdict.WriteBatch(raw_mode=True)
         for part in rows.to_batches():
             values = avro_values(part.column("value"), self._values.schema).to_pylist()
@@ -328,18 +325,18 @@ class RocksdbStore:
             self._write(forgotten)
 
     def close(self) -> None:
-        """Write what is in memory only to files, and close the database; its directory stays locked. Idempotent.
+        """Flush memory to files, and close the database; its directory stays locked. Idempotent.
 
-        What the disk does not take any more is logged and not raised: the next life has it from the log.
+        A write that fails is logged and not raised: the next open reads those changes from the log.
         """
         for scan in list(self._scans):
-            scan.close()  # Each would keep the database open, and locked, as long as its owner has it.
+            scan.close()  # It would keep the database open, and locked, while its owner has it.
         self._handle = None
         for part in (self._family, self._database):
             try:
                 part.close()
             except rocksdict.DbClosedError:
-                pass  # It was closed before.
+                pass  # Already closed.
             except Exception as error:  # noqa: BLE001 - RocksDB raises no other class
                 self._translated(error, _ROTTEN)
                 _LOG.warning("the local state %s was not written out: %s", self._directory.database, error)
@@ -371,18 +368,18 @@ class RocksdbStore:
             raise self._translated(error, signs) from error
 
     def _translated(self, error: Exception, signs: tuple[str, ...] = _TORN) -> Exception:
-        """A failure in our own terms; damage is noted for the next life, too."""
+        """Return a library's error as one of ours. Damage is noted for the next open."""
         if type(error) is not Exception:
             return error
         if any(sign in str(error) for sign in signs):
             self._directory.note_damage(str(error))
-            hint = "Open the table again: the directory is set aside then, and the state rebuilt"
+            hint = "Open the table again, which sets the directory aside and rebuilds the state"
             return Corrupt(f"the local state is damaged: {error}", path=str(self._directory.database), hint=hint)
         return rocksdb_error(error, self._directory.database)
 
 
 def _seek(rows: rocksdict.RdictIter, start: bytes, end: bytes | None, *, reverse: bool) -> None:
-    """Go to the first row from `start` on, or in reverse to the last one below `end` (None: of all)."""
+    """Go to the first row from `start` on, or in reverse to the last one below `end` (None: the last of all)."""
     if not reverse:
         rows.seek(start)
     elif end is None:
@@ -394,9 +391,9 @@ def _seek(rows: rocksdict.RdictIter, start: bytes, end: bytes | None, *, reverse
 
 
 def _raw_order(rows: pa.RecordBatch) -> tuple[pa.Array, pa.Array]:
-    """The raw keys of rows (key_group, key) in their order, and which row each is of."""
+    """Return the raw keys of rows (key_group, key) in their order, and the row of each."""
     raw, keys = raw_keys(rows), rows.column("key")
-    if rows.num_rows < _MANY_ROWS or pa.types.is_integer(keys.type):  # Of which the negative ones come last.
+    if rows.num_rows < _MANY_ROWS or pa.types.is_integer(keys.type):  # Raw negative numbers sort last.
         order = pc.sort_indices(raw)
     else:
         order = column_of(sorted_rows(rows.column("key_group"), keys))
@@ -404,15 +401,15 @@ def _raw_order(rows: pa.RecordBatch) -> tuple[pa.Array, pa.Array]:
 
 
 def _put(batch: rocksdict.WriteBatch, keys: pa.Array, order: pa.Array, values: list[bytes]) -> None:
-    """In the order of the keys: a memtable takes neighbours, which it finds in the processor's cache, in a fifth of the
-    time, now and in a replay, and that is more than sorting costs.
+    """Put the rows in key order: a memtable takes neighbours in a fifth of the time, now and in a replay. That saves
+    more than sorting costs.
     """
-    # A deque of no length makes the calls without a Python loop.
+    # A deque without a length calls without a Python loop.
     deque(map(batch.put, keys.to_pylist(), map(values.__getitem__, order.to_pylist())), maxlen=0)
 
 
 def _options(settings: TableSettings) -> tuple[rocksdict.Options, rocksdict.Options]:
-    """Those of the data, and of the records; together they keep within the settings' memory."""
+    """Return the options of the data, and of the records; together they stay within the settings' memory."""
     cache = rocksdict.Cache.new_hyper_clock_cache(settings.cache_bytes, _ANY_CHARGE)
 
     def made() -> rocksdict.Options:

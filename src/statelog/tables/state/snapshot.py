@@ -4,18 +4,17 @@
     between   by range     of one key group, in the order of the keys
     tables    whole        of some key groups, merged as a recovery merges them
 
-The manifest's index says which row groups of a run hold a key group; where several do, the statistics of the file's
-footer tell them apart by their least and greatest key. In a decoded row group, whose rows are sorted by (key group,
-key), one for each key, a search bisects the key groups, and then the keys of one of them in Arrow's own buffers, in
-some microseconds and without an object for a row that is not looked at.
+The manifest's index says which row groups of a run hold a key group. If there are several, the statistics in the file's
+footer give their least and greatest keys. The rows of a decoded row group are sorted by (key group, key), with one for
+each key. A search bisects them in Arrow's buffers, in some microseconds, and makes objects of the compared rows only.
 
 Invariants:
-- Runs are looked at newest first, and all of them, before a key is said not to be there.
+- All runs are read, newest first, before a key is said not to exist.
 - A row group is left out only if its statistics prove that the key is not in it. They are bounds, not keys: a writer
-  may have cut them short, so what begins as the greatest one may still be there.
-- What is decoded is held by the cache, within its bound; a row group that is larger is not kept, and a range holds a
-  portion of each run beside it.
-- What is read was verified. A run that is gone or damaged is SnapshotFailed, never "not there".
+  may have cut them short, so keys that begin with the greatest one may still be there.
+- The cache holds decoded row groups, within its bound and none larger than it. A range holds a portion of each run
+  besides.
+- All data is verified. A run that is missing or damaged is SnapshotFailed, never "no such key".
 """
 
 from bisect import bisect_left, bisect_right
@@ -44,16 +43,16 @@ from statelog.store.run_reader import KeyBounds, RunHandles
 
 T = TypeVar("T")
 SortableKey = Any
-"""The bytes of a key, or the number: what keys of one log are compared by."""
+"""The bytes of a key, or its number: keys of one log compare by it."""
 
 _ROW_BYTES = 16
-"""What is held of a row beside its columns."""
+"""The memory of a row besides its columns."""
 _LEAST_PORTION_BYTES = 8 << 10
-"""Of each run that is open for a range, whatever the cache may hold."""
+"""The least portion of each run that is open for a range, whatever the cache's bound."""
 
 
 def sortable(key: bytes | str | int | None) -> SortableKey | None:
-    """What a key is compared by: its bytes, or the number; None stays no bound."""
+    """Return the bytes or the number that a key compares by; None stays None, no bound."""
     return key.encode() if isinstance(key, str) else key
 
 
@@ -71,36 +70,36 @@ class RowGroup:
         self.size_bytes = self._rows.nbytes + _ROW_BYTES * self._rows.num_rows
 
     def find(self, key_group: int, key: SortableKey) -> int | None:
-        """The row of a key, given as `sortable` has it; None if it is not here."""
+        """Return the row of a key, given as `sortable` returns it; None if there is none."""
         start, end = self._bounds(key_group)
         row = bisect_left(self._keys, key, start, end)
         return row if row < end and self._keys[row] == key else None
 
     def between(self, key_group: int, start: SortableKey | None, end: SortableKey | None) -> range:
-        """The rows of a key group from the key `start` on and below `end` (None: no bound)."""
+        """Return the rows of a key group from the key `start` on and below `end` (None: no bound)."""
         first, behind = self._bounds(key_group)
         low = first if start is None else bisect_left(self._keys, start, first, behind)
         high = behind if end is None else bisect_left(self._keys, end, low, behind)
         return range(low, high)
 
     def last_key(self, rows: range, most_bytes: int) -> SortableKey:
-        """The key of the first of as many of these rows, from their end, as have so many bytes."""
+        """Return the first key of the last ones of these rows that together have so many bytes."""
         return self._keys[rows[-min(len(rows), self.rows_in(most_bytes))]]
 
     def rows_in(self, most_bytes: int) -> int:
-        """About how many rows have so many bytes; at least one."""
+        """Estimate how many rows have so many bytes; at least one."""
         return max(1, most_bytes // max(1, self.size_bytes // max(1, self._rows.num_rows)))
 
     def rows_through(self, passed: "RowGroup") -> int:
-        """How many rows lie at the key of the first row of `passed`, or before it."""
+        """Count the rows up to the key of the first row of `passed`, inclusive."""
         return bisect_right(self._keys, passed._keys[0], *self._bounds(int(passed._groups[0])))
 
     def value(self, row: int) -> pa.Array | None:
-        """The value of a row, as a column of one; None if it says that its key was removed."""
+        """Return the value of a row as a column of one, None for a delete."""
         return None if self._ops[row] == DELETE else self._rows.column("value").slice(row, 1)
 
     def copy(self, rows: range) -> pa.Table:
-        """Some adjacent rows, without holding on to the others."""
+        """Copy some adjacent rows, without references to the others."""
         return pa.Table.from_batches([self._rows.take(column_of(np.arange(rows.start, rows.stop)))])
 
     def _bounds(self, key_group: int) -> tuple[int, int]:
@@ -109,7 +108,7 @@ class RowGroup:
 
 
 class RowGroupCache:
-    """The row groups that were used last, by run and number. Belongs to one thread."""
+    """An LRU cache of row groups, by run and number. Belongs to one thread."""
 
     def __init__(self, most_bytes: int) -> None:
         self.most_bytes = most_bytes
@@ -120,14 +119,14 @@ class RowGroupCache:
         return len(self._held)
 
     def get(self, path: str, number: int) -> RowGroup | None:
-        """A row group that is held, which is now the last one used."""
+        """Return a cached row group, and mark it as the last used; None if there is none."""
         found = self._held.get((path, number))
         if found is not None:
             self._held.move_to_end((path, number))
         return found
 
     def put(self, path: str, number: int, row_group: RowGroup) -> None:
-        """Hold it, and let go of those that were not used for the longest time."""
+        """Add a row group, and drop the least recently used ones beyond the bound."""
         if row_group.size_bytes > self.most_bytes or (path, number) in self._held:
             return
         self._held[path, number] = row_group
@@ -161,12 +160,12 @@ def _keys_of(column: pa.Array) -> "_ByteKeys | memoryview[int]":
 
 
 def may_hold(bounds: KeyBounds | None, key: SortableKey) -> bool:
-    """Whether a row group with these bounds may hold a key."""
+    """Return whether a row group with these bounds may hold a key."""
     return bounds is None or (bounds.least <= key and may_reach(bounds, key, None))
 
 
 def may_reach(bounds: KeyBounds | None, start: SortableKey | None, end: SortableKey | None) -> bool:
-    """Whether it may hold keys from `start` on and below `end` (None: no bound)."""
+    """Return whether it may hold keys from `start` on and below `end` (None: no bound)."""
     if bounds is None:
         return True
     if end is not None and end <= bounds.least:
@@ -176,7 +175,7 @@ def may_reach(bounds: KeyBounds | None, start: SortableKey | None, end: Sortable
 
 
 class RemoteRun:
-    """One run. Its row groups are read from any thread; all else belongs to the table's. Close it to close files."""
+    """One run. Any thread may read row groups; all else belongs to the table's thread. Close it to close files."""
 
     def __init__(self, ref: RunRef, access: "SnapshotAccess") -> None:
         self.ref = ref
@@ -186,13 +185,14 @@ class RemoteRun:
         self._bounds: Future[list[KeyBounds | None]] | None = None
 
     def warm(self) -> None:
-        """Fetch the footer, on a thread of its own: the first read by key needs it, and the open file."""
+        """Fetch the footer on another thread: the first read by key needs it, and the open file."""
         if self._bounds is None:
             self._bounds = self._access.environment.begin(partial(self._translated, self._handles.key_bounds))
 
     def chosen(self, key_group: int, is_wanted: Callable[[KeyBounds | None], bool]) -> list[int]:
-        """The numbers of the row groups with rows of a key group and bounds that are wanted, in the order of the keys;
-        bounds are only asked where there are several. Raises SnapshotFailed, StoreUnavailable, ClosedError.
+        """Return the numbers of a key group's row groups with wanted bounds, in the order of the keys.
+
+        Bounds are only checked if there are several. Raises SnapshotFailed, StoreUnavailable, ClosedError.
         """
         numbers = self._of_group.get(key_group)
         if numbers is None:
@@ -205,7 +205,7 @@ class RemoteRun:
         return [number for number in numbers if is_wanted(bounds[number])]
 
     def row_group(self, number: int) -> RowGroup:
-        """A row group, decoded, its values in the table's schema. Raises as `chosen`."""
+        """Read and decode a row group, with values in the table's schema. Raises the errors of `chosen`."""
         table = self._translated(lambda: self._handles.row_groups([number], None)[0])
         return RowGroup(self._access.converter.table(table, self.ref.value_schema_id))
 
@@ -214,7 +214,7 @@ class RemoteRun:
         self._handles.close()
 
     def _known_bounds(self) -> list[KeyBounds | None]:
-        """Those of all row groups; after a failure the footer is fetched again."""
+        """Return the bounds of all row groups. After a failure the next call fetches the footer again."""
         self.warm()
         assert self._bounds is not None
         try:
@@ -231,7 +231,7 @@ class RemoteRun:
 
 
 class SnapshotAccess:
-    """What every snapshot of one table is read with."""
+    """The settings, cache and helpers that all snapshots of one table share."""
 
     def __init__(self, log: Log, settings: RecoverySettings, environment: Environment, cache_bytes: int) -> None:
         self.log = log
@@ -254,10 +254,13 @@ class RemoteSnapshot:
             run.warm()
 
     def find(self, key_group: int, key: SortableKey) -> pa.Array | None:
-        """The value of a key as a column of one, or None. Raises SnapshotFailed, StoreUnavailable, ClosedError."""
+        """Return the value of a key as a column of one, or None.
+
+        Raises SnapshotFailed, StoreUnavailable, ClosedError.
+        """
         is_wanted = partial(may_hold, key=key)
-        places = [(run, n) for run in self._newest_first(key_group) for n in run.chosen(key_group, is_wanted)]
-        for row_group in self._row_groups(places):
+        chosen = [(run, n) for run in self._newest_first(key_group) for n in run.chosen(key_group, is_wanted)]
+        for row_group in self._row_groups(chosen):
             row = row_group.find(key_group, key)
             if row is not None:
                 return row_group.value(row)
@@ -266,8 +269,9 @@ class RemoteSnapshot:
     def between(
         self, key_group: int, start: SortableKey | None, end: SortableKey | None, *, streams: int
     ) -> Iterator[pa.Table]:
-        """The rows of a key group from `start` on and below `end`, sorted, in tables; deletes are gone. `streams` is
-        how many key groups are read at the same time: they share the memory. Raises as `find`.
+        """Iterate over the rows of a key group from `start` on and below `end`, sorted, without deletes, as tables.
+
+        `streams`: how many key groups are read at the same time, and share the memory. Raises the errors of `find`.
         """
         runs = self._newest_first(key_group)[::-1]
         most_bytes = self._portion_bytes(streams * len(runs))
@@ -277,8 +281,9 @@ class RemoteSnapshot:
     def last_few(
         self, key_group: int, start: SortableKey | None, end: SortableKey | None, *, streams: int
     ) -> SortableKey | None:
-        """The key from which on there are, of each run, at most as many rows below `end` as `between` holds at once.
-        None if there is none from `start` on. Raises as `find`.
+        """Return the least key whose rows up to `end` fit into the portions of `between`, in each run.
+
+        None if there is no row from `start` on. Raises the errors of `find`.
         """
         runs, found = self._newest_first(key_group), list[SortableKey]()
         most_bytes = self._portion_bytes(streams * len(runs))
@@ -290,20 +295,21 @@ class RemoteSnapshot:
                     break
         return max(found, default=None)
 
-    def tables(self, key_groups: frozenset[int], beat: Callable[[], None]) -> Generator[pa.Table]:
-        """The rows of some key groups by (key group, key), in tables. `beat` is called often. From any one thread;
-        reads around the cache. Raises as `find`.
+    def tables(self, key_groups: frozenset[int], on_step: Callable[[], None]) -> Generator[pa.Table]:
+        """Yield the rows of some key groups by (key group, key), as tables. `on_step` is called often.
+
+        Reads around the cache, from any one thread. Raises the errors of `find`.
         """
         access = self._access
         plan = make_plan(access.log.descriptor, self.manifest, self.manifest, (), key_groups)
         reader = PlanReader(
-            access.log, plan, access.settings, lambda _: beat(),
+            access.log, plan, access.settings, lambda _: on_step(),
             converter=access.converter, opener=access.opener, environment=access.environment,
         )  # fmt: skip
         yield from reader.sorted_tables()
 
     def close(self) -> None:
-        """Idempotent."""
+        """Close the runs' files, and release the lease. Idempotent."""
         with self.lease:
             for run in self._runs:
                 run.close()
@@ -315,14 +321,14 @@ class RemoteSnapshot:
             runs = self._of_group[key_group] = list(wanted)[::-1]
         return runs
 
-    def _row_groups(self, places: Sequence[tuple[RemoteRun, int]]) -> Generator[RowGroup]:
-        """The row groups in these places; the first that is not held has all such fetched at the same time."""
+    def _row_groups(self, chosen: Sequence[tuple[RemoteRun, int]]) -> Generator[RowGroup]:
+        """Yield these row groups. All that are not cached are fetched at once, with the first of them."""
         cache = self._access.cache
-        held = {(run, number): cache.get(run.ref.path, number) for run, number in places}
-        for place in places:
-            row_group = held[place]
+        held = {(run, number): cache.get(run.ref.path, number) for run, number in chosen}
+        for run_and_number in chosen:
+            row_group = held[run_and_number]
             if row_group is None:
-                first, *others = (one for one in places if held[one] is None)
+                first, *others = (one for one in chosen if held[one] is None)
                 ahead = {one: self._access.environment.begin(partial(one[0].row_group, one[1])) for one in others}
                 row_group = first[0].row_group(first[1])  # This thread waits anyway.
                 fetched = {first: row_group, **{one: result.result() for one, result in ahead.items()}}
@@ -334,7 +340,7 @@ class RemoteSnapshot:
     def _portions(
         self, run: RemoteRun, key_group: int, bounds: tuple[SortableKey | None, SortableKey | None], most_bytes: int
     ) -> Iterator[pa.Table]:
-        """Copies of a run's rows, a few at a time: a row group is not held on to in between, but asked for again."""
+        """Yield copies of a run's rows, a few at a time, without a reference to a row group in between."""
         for number in run.chosen(key_group, partial(may_reach, start=bounds[0], end=bounds[1])):
             rows: range | None = None
             while rows is None or rows:
@@ -346,7 +352,7 @@ class RemoteSnapshot:
                 yield portion
 
     def _portion_bytes(self, portions: int) -> int:
-        """How much is held of each, of so many at the same time."""
+        """Return the size of each of so many simultaneous portions."""
         return max(_LEAST_PORTION_BYTES, self._access.cache.most_bytes // max(1, portions))
 
     def _held(self, run: RemoteRun, number: int) -> RowGroup:

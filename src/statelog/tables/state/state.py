@@ -1,19 +1,19 @@
-"""`State`: the committed state of a table: what is local of it, and of what is missing the snapshot that has it.
+"""`State`: the committed state of a table: a local store, and the snapshot that has the missing key groups.
 
-    here       the value, or that it is gone     store.py
-    missing    its key group: the snapshot       base.py, snapshot.py
+    local      the value, or that the key was deleted     store.py
+    missing    its key group: the snapshot                base.py, snapshot.py
 
-A state that misses nothing has no snapshot, and is its store. The key groups that are missing are loaded before the
-table opens, by a thread of its own, or never: merged rows of the base, some thousand at a time, go into the store.
+A state that misses nothing has no snapshot, and is its store. Missing key groups are loaded before the table opens, by
+a thread of their own, or never. Loading puts merged rows of the base into the store, some thousand at a time.
 
 Invariants:
-- What it shows is the committed state at the place of `apply`, whatever is local by then and whichever snapshot it
-  stands on. The snapshot may be newer only for keys that an uncommitted layer shadows.
-- A row of the snapshot is taken under the lock that `apply` takes, not while the state is scanned, and not once it is
-  closed; so a thread that waits for the object store does no harm when its table is gone.
+- Reads show the committed state at the place of `apply`, whatever is local and whichever snapshot is the base. The
+  snapshot may be newer only for keys that an uncommitted layer shadows.
+- Rows of the snapshot are taken under the lock that `apply` takes, and never during a scan or after `close`. So a
+  thread that waits for the object store does no harm once its table is closed.
 - A key group is complete only once a row of a later one, or the end, was read.
-- Once all is local, nothing of a snapshot is held, and reads go to the store directly.
-- A snapshot that can neither be read nor replaced ends it: every call that needs it, and `apply`, tells why.
+- Once all is local, no snapshot is held, and reads go to the store directly.
+- A snapshot that can neither be read nor replaced ends the state: `apply`, and every call that needs it, raises why.
 """
 
 import heapq
@@ -41,19 +41,19 @@ if TYPE_CHECKING:  # It needs rocksdict, which is an extra.
 
 Store: TypeAlias = "DictStore | RocksdbStore"
 _ROWS = 8192
-"""As many rows are taken at once: a commit waits for no more."""
+"""The most rows that are taken at once: a commit waits for no more."""
 _PAUSE_S = 1.0
 
 
 class _ScanUnderWay:
-    """A running scan, for as long as anybody has it."""
+    """A running scan, while anybody references it."""
 
 
 class State:
-    """A store over a base, None for a whole one. Belongs to the table's thread, but for what loads, and `missing`.
+    """A store over a base, None for a whole state. Belongs to the table's thread, but for loading, and `missing`.
 
-    Keys, values and changes are those of a `Store`, and so is what is raised; what a snapshot has is Damaged,
-    NotFound, Fenced, Unavailable besides.
+    Keys, values, changes and errors are those of a `Store`. Reads of the snapshot also raise Damaged, NotFound, Fenced,
+    Unavailable.
     """
 
     def __init__(self, store: Store, keys: KeyRule, values: ValueRule, base: BaseSnapshot | None = None) -> None:
@@ -61,9 +61,9 @@ class State:
         self._base = base
         self._keys = keys
         self.values = values
-        self._near = store.get
-        self._turn = Condition()  # Reentrant: a scan may be dropped, and so end, wherever memory is freed.
-        self._scans: WeakSet[_ScanUnderWay] = WeakSet()  # One whose end a signal's handler broke off is over, too.
+        self._local_get = store.get
+        self._lock = Condition()  # Reentrant: a scan may be dropped, and so end, wherever memory is freed.
+        self._scans: WeakSet[_ScanUnderWay] = WeakSet()  # Weak: a signal's handler may interrupt the end of a scan.
         self._rows: int | None = None
         self._counted = 0
         self._failure: Exception | None = None
@@ -86,34 +86,36 @@ class State:
 
     @property
     def get(self) -> Callable[[Any], Any]:
-        """A function that gives the value of a key, None if it is not there; the store's own once all is local."""
-        return self._near if self.is_local else self._get
+        """A function that returns the value of a key, None if there is none; the store's own once all is local."""
+        return self._local_get if self.is_local else self._get
 
     def _get(self, key: Any) -> Any:
-        value = self._near(key)
+        value = self._local_get(key)
         if value is not None:
             return value
         group = self._keys.group(key)
-        if self.store.is_gone(group, key):
+        if self.store.is_deleted(group, key):
             return None
-        return self._far(group, key) if group in self.store.missing else self._near(key)  # It may have come just now.
+        return self._remote(group, key) if group in self.store.missing else self._local_get(key)  # Maybe just loaded.
 
-    def _far(self, group: int, key: Any) -> Any:
+    def _remote(self, group: int, key: Any) -> Any:
         base = self._base
         assert base is not None
         base.renew()
         try:
-            with self._telling():
+            with self._retaining_failure():
                 found = base.ask(lambda snapshot: snapshot.find(group, sortable(self._keys.plain(key))))
         except ClosedError:
             if self._closed.is_set() or group in self.store.missing:
                 raise
-            return self._near(key)  # All came in between, and the snapshot was let go.
+            return self._local_get(key)  # The rest was loaded meanwhile, and the snapshot released.
         return None if found is None else self.values.of_column(found, [key])[0]
 
     def __len__(self) -> int:
-        """How many keys there are: from one pass over all that is not local. Counted once, and kept as long as runs can
-        be read and no commit changes a key of which only they say whether it was there: a commit asks no store.
+        """Count the keys, in one pass over all that is not local.
+
+        The count is retained until a run cannot be read, or a commit changes a key that only a snapshot may have: a
+        commit reads no object store.
         """
         base = self._base
         if base is None or self.is_local:
@@ -122,42 +124,44 @@ class State:
             counted = base.replacements
             with self._scanning():
                 rows = len(self.store)
-                for table in self._far_tables(self.missing):
+                for table in self._remote_tables(self.missing):
                     rows += self.store.unchanged(table).num_rows
             self._rows, self._counted = rows, counted
         return self._rows
 
     def items(self, key_groups: Sequence[int] | None) -> Iterator[tuple[Any, Any]]:
-        """Keys and values of these key groups (None: of all), in any order. Nothing is loaded meanwhile."""
+        """Iterate over keys and values of these key groups (None: all), in any order. Loading pauses meanwhile."""
         return self.store.items(key_groups) if self.is_local else self._all_items(key_groups)
 
     def _all_items(self, key_groups: Sequence[int] | None) -> Iterator[tuple[Any, Any]]:
         with self._scanning():
             yield from self.store.items(key_groups)
             wanted = self.missing if key_groups is None else self.missing & frozenset(key_groups)
-            for table in self._far_tables(wanted):
+            for table in self._remote_tables(wanted):
                 yield from self._shown(table)
 
     def range(self, start: Any, end: Any, *, reverse: bool = False) -> Iterator[tuple[Any, Any]]:
-        """Keys and values from `start` on and below `end` (None: no bound), in the order of the keys or in reverse: a
-        merge of what is local and of missing key groups where such keys may be. Nothing is loaded meanwhile.
+        """Iterate over keys and values from `start` on and below `end` (None: no bound), in key order or in reverse.
+
+        Merges local rows with those of the missing key groups that may have such keys. Loading pauses meanwhile.
         """
-        look = self.store.range if self.is_local else self._all_range
-        return look(start, end, reverse=reverse)
+        read = self.store.range if self.is_local else self._all_range
+        return read(start, end, reverse=reverse)
 
     def _all_range(self, start: Any, end: Any, *, reverse: bool) -> Iterator[tuple[Any, Any]]:
         with self._scanning():
             bounds = list(self._keys.group_bounds(sorted(self.missing), start, end))
-            look = self._far_reversed if reverse else self._far_range
-            far = (look(group, *map(sortable, ends), streams=len(bounds)) for group, *ends in bounds)
-            near = self.store.range(start, end, reverse=reverse)
-            yield from heapq.merge(near, *far, key=itemgetter(0), reverse=reverse)
+            read = self._remote_reversed if reverse else self._remote_range
+            remote = (read(group, *map(sortable, ends), streams=len(bounds)) for group, *ends in bounds)
+            local = self.store.range(start, end, reverse=reverse)
+            yield from heapq.merge(local, *remote, key=itemgetter(0), reverse=reverse)
 
     # ---- changes
 
     def apply(self, changes: dict[Any, Any], place: StatePlace) -> None:
-        """Take committed changes, and the place that they lead to, between two rows of what is loaded. Raises Damaged,
-        Fenced, NotFound, StorageFull if that ended the loading, too.
+        """Take committed changes and the place that they lead to, between two portions of loaded rows.
+
+        Raises Damaged, Fenced, NotFound, StorageFull also if loading ended with it.
         """
         base = self._base
         if base is None:
@@ -166,53 +170,54 @@ class State:
         if self._failure is not None:
             raise self._failure
         if self._rows is not None:
-            was = self._count_near(changes)
+            was = self._count_local(changes)
             live = sum(value is not None for value in changes.values())
             self._rows = None if was is None else self._rows + live - was
-        with self._turn:
+        with self._lock:
             self.store.apply(changes, place)
-        base.stand(place.position)
+        base.advance(place.position)
         base.renew()
 
-    def _count_near(self, keys: Iterable[Any]) -> int | None:
-        """How many of these keys are there; None if only a snapshot can say."""
+    def _count_local(self, keys: Iterable[Any]) -> int | None:
+        """Count the existing ones of these keys; None if only a snapshot can say."""
         count = 0
         for key in keys:
-            value = self._near(key)
+            value = self._local_get(key)
             if value is None:
                 group = self._keys.group(key)
-                if self.store.is_gone(group, key):
+                if self.store.is_deleted(group, key):
                     continue
                 if group in self.store.missing:
                     return None
-                value = self._near(key)  # It may have come just now.
+                value = self._local_get(key)  # Maybe just loaded.
             count += value is not None
         return count
 
     # ---- what is missing
 
     def load_missing(self, environment: Environment) -> int:
-        """Load all that is missing, and return how many rows that were. Raises Damaged, NotFound, Fenced, Unavailable,
-        StorageFull, ClosedError.
+        """Load all missing key groups, and return the number of rows.
+
+        Raises Damaged, NotFound, Fenced, Unavailable, StorageFull, ClosedError.
         """
         base, read = self._base, 0
         assert base is not None
         while missing := self.missing:
-            for rows, complete in _steps(self._far_tables(missing), missing, base.schema):
+            for rows, complete in _steps(self._remote_tables(missing), missing, base.schema):
                 self._take(rows, complete)
                 read += rows.num_rows
-                self._beat()
+                self._renew()
                 if complete:
                     environment.crash("group-loaded")
-        base.let_go()
+        base.release()
         environment.crash("all-loaded")
         return read
 
     def start_loading(self, environment: Environment) -> None:
-        """Load all that is missing on a thread of its own, which ends with the state."""
+        """Load all missing key groups on another thread, which ends with the state."""
         self._loading = environment.begin(lambda: self._load_behind(environment))
         if self._loading.done():
-            self._loading.result()  # Where a simulation had it done at once, it may have died of it.
+            self._loading.result()  # A simulation runs it at once, and may crash in it.
 
     def _load_behind(self, environment: Environment) -> int:
         while True:
@@ -227,14 +232,14 @@ class State:
                 self._closed.wait(_PAUSE_S)
 
     def _take(self, rows: pa.Table, complete: Collection[int]) -> None:
-        """Rows of the snapshot, with which these key groups are complete. Waits while the state is scanned."""
-        with self._turn:
+        """Take rows of the snapshot, which complete these key groups. Waits while the state is scanned."""
+        with self._lock:
             while self._scans and not self._closed.is_set():
-                self._turn.wait(_PAUSE_S)
+                self._lock.wait(_PAUSE_S)
             self._check_open()
             self.store.fill(self.store.unchanged(rows), complete)
 
-    def _beat(self) -> None:
+    def _renew(self) -> None:
         self._check_open()
         if self._base is not None:
             self._base.renew()
@@ -244,14 +249,14 @@ class State:
             raise ClosedError("the table was closed before all of its state was local")
 
     def close(self) -> None:
-        """Take no more rows; let the snapshot go, and close the store. Idempotent."""
+        """Take no more rows, release the snapshot and close the store. Idempotent."""
         self._closed.set()
         with ExitStack() as closing:
             closing.callback(self.store.close)
             if self._base is not None:
-                closing.callback(self._base.let_go)
-            with self._turn:  # What is being taken is in then.
-                self._turn.notify_all()
+                closing.callback(self._base.release)
+            with self._lock:  # Rows that are being taken are complete then.
+                self._lock.notify_all()
             if self._loading is not None:
                 wait([self._loading], GRACE_S)
 
@@ -259,18 +264,18 @@ class State:
     def _scanning(self) -> Generator[None]:
         scan = _ScanUnderWay()
         try:
-            with self._turn:
+            with self._lock:
                 self._scans.add(scan)
-            with self._telling():
+            with self._retaining_failure():
                 yield
         finally:
-            with self._turn:
+            with self._lock:
                 self._scans.discard(scan)
-                self._turn.notify_all()
+                self._lock.notify_all()
 
     @contextmanager
-    def _telling(self) -> Generator[None]:
-        """What cannot become better is kept, and told from then on."""
+    def _retaining_failure(self) -> Generator[None]:
+        """Retain an error that a retry cannot mend, and raise it from then on."""
         if self._failure is not None:
             raise self._failure
         try:
@@ -279,26 +284,26 @@ class State:
             self._failure = error
             raise
 
-    def _far_tables(self, wanted: frozenset[int]) -> Iterator[pa.Table]:
+    def _remote_tables(self, wanted: frozenset[int]) -> Iterator[pa.Table]:
         if self._base is None or not wanted:
             return iter(())
-        return self._base.tables(lambda snapshot: snapshot.tables(wanted, self._beat))
+        return self._base.tables(lambda snapshot: snapshot.tables(wanted, self._renew))
 
-    def _far_range(self, group: int, start: Any, end: Any, *, streams: int) -> Iterator[tuple[Any, Any]]:
+    def _remote_range(self, group: int, start: Any, end: Any, *, streams: int) -> Iterator[tuple[Any, Any]]:
         assert self._base is not None
         for table in self._base.tables(lambda snapshot: snapshot.between(group, start, end, streams=streams)):
             yield from self._shown(table)
 
-    def _far_reversed(self, group: int, start: Any, end: Any, *, streams: int) -> Iterator[tuple[Any, Any]]:
-        """The same in reverse: a few of the last ones at a time, until there are none."""
+    def _remote_reversed(self, group: int, start: Any, end: Any, *, streams: int) -> Iterator[tuple[Any, Any]]:
+        """Yield the same in reverse, the last few rows at a time."""
         base = self._base
         assert base is not None
 
-        def few(end: Any) -> Any:
+        def first_of_last(end: Any) -> Any:
             return base.ask(lambda snapshot: snapshot.last_few(group, start, end, streams=streams))
 
-        while (first := few(end)) is not None:
-            yield from reversed(list(self._far_range(group, first, end, streams=streams)))
+        while (first := first_of_last(end)) is not None:
+            yield from reversed(list(self._remote_range(group, first, end, streams=streams)))
             end = first
 
     def _shown(self, table: pa.Table) -> Iterator[tuple[Any, Any]]:
@@ -310,7 +315,7 @@ class State:
 def _steps(
     tables: Iterator[pa.Table], missing: frozenset[int], schema: pa.Schema
 ) -> Iterator[tuple[pa.Table, frozenset[int]]]:
-    """Rows to take at once, and the key groups that are complete with them. The last step completes the rest."""
+    """Yield rows to take at once, and the key groups that they complete. The last step completes the rest."""
     left, held = missing, schema.empty_table()
     for table in tables:
         for start in range(0, table.num_rows, _ROWS):

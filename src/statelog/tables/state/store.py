@@ -1,24 +1,25 @@
-"""What is local of a table's committed state: a store.
+"""Stores: the local part of a table's committed state.
 
-    DictStore       a dict, which comes back from snapshot and tail    here
-    RocksdbStore    a RocksDB directory, kept between lives            rocksdb.py
-    RecentCommits   what was committed last, as objects, before a store that decodes    here
+    DictStore       a dict, recovered from snapshot and tail                    here
+    RocksdbStore    a RocksDB directory, retained across restarts               rocksdb.py
+    RecentCommits   the newest committed objects, before a store that decodes   here
 
-Both keep what `DictStore` says of each method. Changed by one thread at a time, and read by the table's. Above it is
-`Layers`, with all that no commit holds; so a store sees committed changes only, each with its place in the ledger:
-those of its own table with `apply`, a commit at a time; what was committed elsewhere with `load` and `move`, in bulk.
-Some key groups may be missing: of those it holds what changed since a snapshot. A key of theirs that was deleted since
-is gone: that has to be remembered, because the snapshot has it. A store that misses nothing is a whole state.
+Both stores keep what `DictStore` says of each method. One thread at a time changes a store, and the table's thread
+reads it. `Layers` above it has all uncommitted changes, so a store has only committed ones, each with its place in the
+ledger. Its own table's come with `apply`, a commit at a time; others with `load` and `move`, in bulk.
+
+Some key groups may be missing: of these the store has only the changes since a snapshot. It remembers their keys that
+were deleted since, because the snapshot still has them. A store that misses nothing is a whole state.
 
 Invariants:
-- After `apply`, and after `move`, it holds the state at that place, exactly. On a disk, a kill in `apply` leaves the
-  state before it, or after it, with its place; one between `load` and `move` the older place under newer changes.
-- What it gives is what it was given: keys and values as the rules of the table have them. Who gets them copies them.
-- Rows of the snapshot never replace a local change: filling asks first which of them are unchanged.
-- A key group leaves `missing` only when all its rows are here, and what is gone of it is forgotten only after that. A
-  reader that misses here, and then finds the key group complete, must look here once more, and no further.
+- After `apply`, and after `move`, it holds exactly the state at that place. On a disk, a kill in `apply` leaves the
+  state before or after it, with its place. A kill between `load` and `move` leaves the older place under newer changes.
+- Keys and values come out as they went in, as the rules of the table have them. The caller copies them.
+- Rows of the snapshot never replace a local change: filling first selects the unchanged ones.
+- A key group leaves `missing` only when all its rows are local, and its deletes are forgotten only after that. A reader
+  that finds no key here, and then finds the key group complete, must read here once more, and not the snapshot.
 
-What a database says of itself are records in a column family of their own: docs/protocol-table.md.
+A database describes itself in records, in a column family of their own: docs/protocol-table.md.
 """
 
 import json
@@ -46,8 +47,7 @@ from statelog.tables.state.keys import KeyRule
 from statelog.tables.state.values import ValueRule
 
 _BATCH_ROWS = 5_000
-"""As many rows at a time are Python objects beside the state: few enough to lie in the processor's cache until they
-are taken."""
+"""The rows that become Python objects at a time: few enough to stay in the processor's cache until they are taken."""
 T = TypeVar("T")
 
 FAMILY = "statelog"
@@ -55,25 +55,25 @@ TABLE_KEY = b"table"
 PLACE_KEY = b"place"
 MISSING_KEY = b"missing"
 GONE = b"gone/"
-"""Begins the key of the record of a key that was deleted, and that a snapshot below has; behind it is the raw key."""
+"""The prefix of the record of a deleted key that the snapshot below still has; the raw key follows."""
 WRITE = b"write/"
-"""Begins the key of the record of the newest write batch, with its number behind it."""
+"""The prefix of the record of the newest write batch; its number follows."""
 _FORMAT = 1
 PARTIAL_FORMAT = 2
-"""Of a state that is not whole: who does not know of that takes it for nothing else."""
+"""The format of a state that is not whole: older programs refuse it."""
 TableRecord: TypeAlias = dict[str, Any]
-"""Which state of which log: fields by name, as they stand in JSON."""
+"""Which state of which log: fields by name, as in JSON."""
 UNKNOWN: Final = object()
-"""What is found of a key that is not known here."""
+"""Returned for a key that is not known here."""
 _EACH_BYTES = 200
-"""Of a key and a value as two objects, and of their place in a dict, besides what is in them."""
+"""The size of a key and a value as two objects with a place in a dict, besides their content."""
 _SAMPLES = 32
 
 
 @dataclass(frozen=True, slots=True)
 class StatePlace:
-    """How far a state is: its place in the ledger, how many losses a person had accepted by then, and the offset of the
-    newest Restart (None: nobody noted it, in a format before).
+    """How far a state is: its place in the ledger, the number of losses accepted by then, and the newest Restart's
+    offset (None: an earlier format did not record it).
     """
 
     ledger: Place
@@ -82,12 +82,12 @@ class StatePlace:
 
     @classmethod
     def of(cls, owner: GrantHolder) -> "StatePlace":
-        """Where an owner is."""
+        """Return the place of an owner."""
         return cls(owner.place, len(owner.accepted_losses), owner.restarted)
 
     @classmethod
     def folded(cls, ledger: Place, folded: LedgerState) -> "StatePlace":
-        """A place, as far as the ledger was folded."""
+        """Return a place with the losses and the Restart of the folded ledger."""
         return cls(ledger, len(folded.accepted), folded.restarted)
 
     @property
@@ -96,7 +96,7 @@ class StatePlace:
         return self.ledger.position
 
     def may_have_lost(self, now: "StatePlace") -> bool:
-        """Whether the state may have what a person has given up, by a place of the log now."""
+        """Return whether the state may have changes that a person accepted as lost. `now`: the log's present place."""
         if self.restarted is None:
             is_restarted = now.restarted is not None and now.restarted >= max(0, self.position - 1)
         else:
@@ -105,7 +105,7 @@ class StatePlace:
 
 
 def table_record(descriptor: Descriptor, schema: ValueSchema, owned: frozenset[int] | None) -> TableRecord:
-    """That of a table of these key groups, None for all, whose values have this schema."""
+    """Return the record of a table of these key groups (None: all), whose values have this schema."""
     return {
         "log": descriptor.name,
         **asdict(descriptor.identity),
@@ -119,17 +119,17 @@ def table_record(descriptor: Descriptor, schema: ValueSchema, owned: frozenset[i
 
 
 def record_to_json(record: TableRecord, *, is_partial: bool) -> bytes:
-    """As it stands in the database of a state of which a part is in a snapshot only, or none."""
+    """Return the record as the database has it. `is_partial`: a part of the state is in a snapshot only."""
     return json.dumps({**record, "format": PARTIAL_FORMAT if is_partial else _FORMAT}, sort_keys=True).encode()
 
 
 def record_from_json(data: bytes | None) -> TableRecord:
-    """Raises Corrupt if there is none."""
+    """Parse a table's record. Raises Corrupt if there is none."""
     return _parsed(data, "table", dict[str, Any])
 
 
 def difference(found: TableRecord, wanted: TableRecord) -> str:
-    """How a database is another one than the table needs; empty if it is not."""
+    """Say how a database differs from the one that the table needs; empty if it does not."""
     if found.get("format") not in (_FORMAT, PARTIAL_FORMAT):
         return f"its format is {found.get('format')} and not {_FORMAT}"
     names = [name for name, value in wanted.items() if found.get(name) != value]
@@ -138,48 +138,48 @@ def difference(found: TableRecord, wanted: TableRecord) -> str:
 
 
 def is_of_log(found: TableRecord, wanted: TableRecord) -> bool:
-    """Whether a database is of the table's log at all, and says so in a format that is known here."""
+    """Return whether a database is of the table's log at all, in a known format."""
     is_named = found.get("log") == wanted["log"] and found.get("format") in (_FORMAT, PARTIAL_FORMAT)
     return is_named and is_of_topics(found, wanted)
 
 
 def is_of_topics(found: TableRecord, wanted: TableRecord) -> bool:
-    """Whether a database is of the topics that the log has now."""
+    """Return whether a database is of the log's present topics."""
     return all(found.get(one.name) == wanted[one.name] for one in fields(LogIdentity))
 
 
 @dataclass(frozen=True, slots=True)
 class Missing:
-    """What of a state is in a snapshot only: these key groups, but for what was changed from a position on."""
+    """The part of a state that is in a snapshot only: these key groups, but for their changes from a position on."""
 
     first_position: int
     key_groups: frozenset[int]
 
     def to_json(self) -> bytes:
-        """As it stands in the database."""
+        """Return it as the database has it."""
         return json.dumps({"first_position": self.first_position, "key_groups": sorted(self.key_groups)}).encode()
 
 
 NOTHING = Missing(0, frozenset())
-"""Is missing of a whole state."""
+"""The missing part of a whole state."""
 
 
 def missing_from_json(data: bytes | None) -> Missing:
-    """Raises Corrupt if it is not there."""
+    """Parse the missing part. Raises Corrupt if there is no record."""
     return _parsed(
         data, "missing", lambda found: Missing(int(found["first_position"]), frozenset(map(int, found["key_groups"])))
     )
 
 
 def place_to_json(place: StatePlace) -> bytes:
-    """As it stands in the database."""
+    """Return the place as the database has it."""
     last = None if place.ledger.last is None else [place.ledger.last.offset, place.ledger.last.hash]
     facts = {"position": place.position, "last": last, "losses": place.losses, "restarted": place.restarted}
     return json.dumps(facts).encode()
 
 
 def place_from_json(data: bytes | None) -> StatePlace:
-    """Raises Corrupt if there is none."""
+    """Parse a place. Raises Corrupt if there is none."""
 
     def made(found: dict[str, Any]) -> StatePlace:
         last = None if found["last"] is None else LastRecord(*(int(number) for number in found["last"]))
@@ -198,8 +198,9 @@ def _parsed(data: bytes | None, name: str, make: Callable[[dict[str, Any]], T]) 
 
 
 class DictStore:
-    """A dict of what is local: by keys that `KeyRule.admit` gives, values that `ValueRule.admit` gives. Raises nothing;
-    one on a disk raises StorageFull and StoreUnavailable of every change, and Corrupt.
+    """A dict of the local state: from keys as `KeyRule.admit` to values as `ValueRule.admit` returns them.
+
+    It raises nothing. A store on a disk raises Corrupt, and in every change StorageFull and StoreUnavailable.
     """
 
     def __init__(self, keys: KeyRule, values: ValueRule, state: dict[Any, Any], missing: Missing = NOTHING) -> None:
@@ -207,16 +208,16 @@ class DictStore:
         self._values = values
         self._state = state
         self.missing = set(missing.key_groups)
-        """The key groups that are not here yet; none ever comes back."""
+        """The key groups that are not local yet; it only shrinks."""
         self.first_position = missing.first_position
-        """From where on the changes of missing key groups are here."""
-        self._gone: dict[int, set[Any]] = {}
+        """The position from which on the changes of missing key groups are here."""
+        self._deleted: dict[int, set[Any]] = {}
         self.get: Callable[[Any], Any] = state.get
-        """Gives the value of a key, None if it is not there: the dict's own, the way of every read."""
+        """Return the value of a key, None if there is none. It is the dict's own method: every read calls it."""
 
     @classmethod
     def recovered(cls, recovery: Recovery, keys: KeyRule, values: ValueRule) -> "DictStore":
-        """With all of a recovered state. Raises Damaged, Unavailable."""
+        """Make a store of a whole recovered state. Raises Damaged, Unavailable."""
         state = recovery.dict_of(values.of_column)
         if keys.one is not None:
             state = {key: value for (_, key), value in state.items()}
@@ -224,15 +225,15 @@ class DictStore:
 
     # ---- reads
 
-    def is_gone(self, key_group: int, key: Any) -> bool:
-        """Whether a key of a missing key group was deleted since the snapshot."""
-        return key in self._gone.get(key_group, ())
+    def is_deleted(self, key_group: int, key: Any) -> bool:
+        """Return whether a key of a missing key group was deleted since the snapshot."""
+        return key in self._deleted.get(key_group, ())
 
     def __len__(self) -> int:
         return len(self._state)
 
     def items(self, key_groups: Sequence[int] | None) -> Iterator[tuple[Any, Any]]:
-        """Keys and values of these key groups (None: of all), in any order."""
+        """Iterate over keys and values of these key groups (None: all), in any order."""
         if key_groups is None:
             return iter(self._state.items())
         keys, wanted = list(self._state), frozenset(key_groups)
@@ -240,19 +241,20 @@ class DictStore:
         return ((key, self._state[key]) for key in chosen)
 
     def range(self, start: Any, end: Any, *, reverse: bool = False) -> Iterator[tuple[Any, Any]]:
-        """Keys and values from `start` on and below `end` (None: no bound), in the order of the keys or in reverse: a
-        sorted copy of the wanted ones of all keys, and the values as they are read.
+        """Iterate over keys and values from `start` on and below `end` (None: no bound), in key order or in reverse.
+
+        Sorts a copy of the wanted keys; values are taken as they are read.
         """
         keys = (key for key in self._state if (start is None or key >= start) and (end is None or key < end))
         return ((key, self._state[key]) for key in sorted(keys, reverse=reverse))
 
     def unchanged(self, rows: pa.Table) -> pa.Table:
-        """The rows of a snapshot that no local change replaces."""
+        """Return the rows of a snapshot that no local change replaces."""
         keys = [key for batch in rows.to_batches() for key in self._keys.of_columns(batch)]
-        asked = set(keys)
-        changed = self._state.keys() & asked
-        for gone in self._gone.values():
-            changed |= asked & gone
+        wanted = set(keys)
+        changed = self._state.keys() & wanted
+        for deleted in self._deleted.values():
+            changed |= wanted & deleted
         if not changed:
             return rows
         is_changed = np.fromiter(map(changed.__contains__, keys), np.bool_, len(keys))
@@ -261,20 +263,20 @@ class DictStore:
     # ---- changes
 
     def apply(self, changes: dict[Any, Any], place: StatePlace) -> None:  # noqa: ARG002 - a dict is lost with its place
-        """Take committed changes, None deletes, and the place of the state that they make."""
-        gone = [key for key, value in changes.items() if value is None]
-        if self.missing:  # What is gone is remembered first.
-            for key in gone:
+        """Take committed changes, where None deletes, and the place of the state that they make."""
+        deleted = [key for key, value in changes.items() if value is None]
+        if self.missing:  # Deletes are remembered first.
+            for key in deleted:
                 self._remember(self._keys.group(key), key)
         self._state.update(changes)
-        deque(map(self._state.pop, gone), maxlen=0)
+        deque(map(self._state.pop, deleted), maxlen=0)
 
     def load(self, changes: pa.Table) -> None:
         """Take committed changes (key_group, op, key, value) in bulk, ahead of the place that they lead to.
 
-        They are the newest of each key between the place that it has and the one that `move` gives next, those of the
-        table's key groups only, with values in the table's value schema. Any number of tables may come before `move`,
-        also of several commits, oldest first. Until then reads are of no place.
+        They are the newest of each key between the store's place and the one that `move` gives next, of the table's key
+        groups only, with values in the table's value schema. Any number of tables may come before `move`, also of
+        several commits, oldest first. Until then reads are of no place.
         """
         if self.missing:
             deletes = changes.filter(pc.equal(changes.column("op"), DELETE))
@@ -284,36 +286,36 @@ class DictStore:
         self._take(changes)
 
     def _take(self, changes: pa.Table) -> None:
-        """Change the dict: column by column, and a delete of no key is none."""
+        """Change the dict, column by column. Deletes of missing keys have no effect."""
         for rows in changes.to_batches(max_chunksize=_BATCH_ROWS):
-            gone, puts = deletes_and_puts(rows)
-            deque(map(self._state.pop, self._keys.of_columns(gone), repeat(None)), maxlen=0)
+            deleted, puts = deletes_and_puts(rows)
+            deque(map(self._state.pop, self._keys.of_columns(deleted), repeat(None)), maxlen=0)
             keys = self._keys.of_columns(puts)
             self._state.update(zip(keys, self._values.of_column(puts.column("value"), keys), strict=True))
 
     def _remember(self, group: int, key: Any) -> None:
         if group in self.missing:
-            self._gone.setdefault(group, set()).add(key)
+            self._deleted.setdefault(group, set()).add(key)
 
     def move(self, place: StatePlace) -> None:
-        """What was loaded is the state at this place, with which a dict is lost."""
+        """Make the loaded changes the state at this place. A dict does not record it."""
 
     def adopt(self, record: TableRecord, place: StatePlace) -> None:
-        """It is new, and a table's at this place from now on."""
+        """Make the new store a table's, at this place."""
 
     def fill(self, rows: pa.Table, complete: Collection[int]) -> None:
         """Take unchanged rows of a snapshot, which complete these key groups."""
         self._take(rows)
         self.missing.difference_update(complete)
         for group in complete:
-            self._gone.pop(group, None)
+            self._deleted.pop(group, None)
 
     def close(self) -> None:
-        """Release what is held, and keep what outlives the process. Idempotent."""
+        """Release memory and files; a database stays on the disk. Idempotent."""
 
 
 def held_bytes(values: Sequence[Any]) -> int:
-    """About how much memory typed values take, from some of them, wherever they lie."""
+    """Estimate the memory of typed values from a sample of them."""
     some = values[:: max(1, len(values) // _SAMPLES)]
     return len(values) * sum(map(_held_bytes, some)) // max(1, len(some))
 
@@ -328,8 +330,8 @@ def _held_bytes(value: Any) -> int:
 
 
 class RecentCommits:
-    """The newest changes that were committed, at most so many bytes of them. Of two generations the younger one is
-    filled until it is half of the bound; the older one is dropped as a whole.
+    """The newest committed changes, up to a number of bytes, in two generations. The younger one is filled up to half
+    of the bound; the older one is dropped as a whole.
     """
 
     def __init__(self, bytes_max: int) -> None:
@@ -337,21 +339,21 @@ class RecentCommits:
         self.forget()
 
     def forget(self) -> None:
-        """The store was changed in another way."""
+        """Drop everything: the store was changed by other means."""
         self._young: dict[Any, Any] = {}
         self._old: dict[Any, Any] = {}
         self._young_bytes = self._old_bytes = 0
 
     def find(self, key: Any) -> Any:
-        """The value of a key, None if it was deleted, UNKNOWN if the store has to be asked."""
+        """Return the value of a key, None if it was deleted, UNKNOWN if the store has to be read."""
         value = self._young.get(key, UNKNOWN)
         return self._old.get(key, UNKNOWN) if value is UNKNOWN else value
 
     def take(self, changes: dict[Any, Any], data_bytes: int) -> None:
-        """The store has these changes now, whose keys and values have so many bytes. Nobody changes them any more."""
+        """Take changes that the store has now, which nobody changes later. `data_bytes`: of their keys and values."""
         size_bytes = data_bytes + _EACH_BYTES * len(changes)
         if size_bytes > self._bytes_max:
-            self.forget()  # Of those that there is no room for, too.
+            self.forget()  # Older values of the changes that do not fit have to go, too.
             count = len(changes) * self._bytes_max // size_bytes
             changes, size_bytes = dict(islice(changes.items(), len(changes) - count, None)), self._bytes_max
         young_bytes = self._young_bytes + size_bytes
@@ -362,6 +364,6 @@ class RecentCommits:
                 self._old, self._old_bytes = young, young_bytes
         if self._young:
             self._young.update(changes)
-        else:  # To put each into a dict again would cost as much as the put itself did.
+        else:  # Copying the dict would cost as much as the puts did.
             self._young = changes
         self._young_bytes += size_bytes

@@ -1,12 +1,13 @@
-"""`ValueRule`: what the values of a table are: which it takes, and how they come back. Pure.
+"""`ValueRule`: the values of a table: which it takes, and how it returns them. Pure.
 
-Opaque values are bytes. JSON values are held as the text that is logged, and decoded at each read. A typed value is a
-dict of the fields of the value schema, and reads back before a commit as it does after a restart: it is taken in as
-Arrow would give it back (a 32-bit float has 32 bits, a field that is left out has its default), and handed out as a
-copy, so that changing it in place changes no state.
+Opaque values are bytes. JSON values are held as the text that is logged, and decoded at each read.
+
+A typed value is a dict of the value schema's fields. It is the same before a commit as after a restart, because the
+table admits it as Arrow returns it: a 32-bit float has 32 bits, and omitted fields their defaults. It is handed out as
+a copy, so changing it in place changes no state.
 
 Invariants:
-- A value that was admitted can be logged.
+- An admitted value can be logged.
 - A value with a time whose year Python lacks, which columns may have, is held as a `NoValue`: only reading it raises.
 - Bytes of one value are Avro's plain binary form, as in every RocksDB database of this log.
 """
@@ -33,10 +34,10 @@ from statelog.schemas.values.schema import ValueSchema, rows_to_struct
 from statelog.schemas.values.types import ValueType
 
 _SCALAR_BYTES = 16
-"""Of a decimal; the other scalars take half of it, or less."""
+"""The size of a decimal; the other scalars take half of it, or less."""
 _OFFSET_BYTES = 4
 _MOST_UTF8 = 4
-_EPOCH = datetime(1970, 1, 1, tzinfo=string_to_tzinfo("UTC"))  # With the zone that Arrow gives, and without pandas.
+_EPOCH = datetime(1970, 1, 1, tzinfo=string_to_tzinfo("UTC"))  # The zone object that Arrow gives, without pandas.
 _OUR_TIMES = {f"timestamp-{unit}": f"statelog-{unit}" for unit in ("millis", "micros")}
 fastavro.read.LOGICAL_READERS["long-statelog-millis"] = lambda time, _, __: _EPOCH + timedelta(milliseconds=time)
 fastavro.read.LOGICAL_READERS["long-statelog-micros"] = lambda time, _, __: _EPOCH + timedelta(microseconds=time)
@@ -46,7 +47,7 @@ _MICROSECONDS = {
     **dict.fromkeys(("timestamp-millis", "local-timestamp-millis"), 1_000),
     **dict.fromkeys(("timestamp-micros", "local-timestamp-micros"), 1),
 }
-"""The units of the types that have years."""
+"""The microseconds in a unit of each type that has years."""
 _SCALARS: Mapping[str, type] = {
     "boolean": bool,
     "int": int,
@@ -59,7 +60,7 @@ _SCALARS: Mapping[str, type] = {
 
 @dataclass(frozen=True, slots=True)
 class NoValue:
-    """Stands for a value that Python cannot have. To copy it, as a dict, raises NoSuchYear."""
+    """Replaces a value that Python cannot have. Copying it, as a dict, raises NoSuchYear."""
 
     field: str
     key: object
@@ -72,7 +73,7 @@ class NoValue:
 
 
 class ValueRule:
-    """The values of one table. Those that are `is_opaque` are bytes; the `quick_class` needs no further look."""
+    """The values of one table. Opaque values are bytes; values of the `quick_class` need no further check."""
 
     def __init__(self, schema: ValueSchema) -> None:
         self.schema = schema
@@ -86,14 +87,14 @@ class ValueRule:
         self._numbers = None if root is None else _parsed(schema.avsc, frozenset(["uuid", *_MICROSECONDS]))
         self._null_bytes = 0 if root is None else max(_null_sizes(root))
         self.copy: Callable[[Any], Any] = decode_json if schema.is_json else _copier(root)
-        """What is handed out for a value that is held."""
+        """Return a held value as it is handed out."""
 
     def copier(self, *, keys_only: bool) -> Callable[[Any], Any]:
-        """Return `copy`, or for an iteration of keys a function that looks at no value: it may be a `NoValue`."""
+        """Return `copy`, or for an iteration of keys a function that leaves even a `NoValue` alone."""
         return _same if keys_only else self.copy
 
     def admit(self, value: object, key: object) -> Any:
-        """The value as the table holds it. Raises InvalidChange."""
+        """Return the value as the table holds it. Raises InvalidChange."""
         if self.schema.is_json:
             return encode_json(value, key)
         if self.is_opaque:
@@ -110,7 +111,7 @@ class ValueRule:
         return dict(given) if is_plain else self.of_column(rows_to_struct([given], self.schema), [None])[0]
 
     def size(self, value: Any) -> int:
-        """At most how many bytes an admitted value has in the log, as `row_sizes` counts them; and about as many."""
+        """Return a close upper bound of an admitted value's bytes in the log, as `row_sizes` counts them."""
         match value:
             case str():
                 return _OFFSET_BYTES + len(value) * (1 if value.isascii() else _MOST_UTF8)
@@ -128,25 +129,25 @@ class ValueRule:
                 return _SCALAR_BYTES
 
     def column(self, values: Sequence[Any]) -> pa.Array:
-        """Admitted values as a column of the log; None, a delete's, is null. Raises InvalidChange."""
+        """Return admitted values as a column of the log; None, for a delete, is null. Raises InvalidChange."""
         return column_of_rows(values, pa.binary()) if self.is_opaque else rows_to_struct(values, self.schema)
 
     def of_column(self, column: pa.Array, keys: Sequence[Any]) -> list[Any]:
-        """The values of a column of the log, without deletes, of these keys, as the table holds them."""
+        """Return the values of a column of the log, for these keys and without deletes, as the table holds them."""
         try:
             return values_of(column, keys)
         except NoSuchYear:
             return list(map(self.decode, avro_values(column, self.schema).to_pylist(), keys))
 
     def encode(self, values: Sequence[Any]) -> list[bytes]:
-        """The bytes of many admitted values. None of them is None."""
+        """Return the bytes of many admitted values, none of which is None."""
         if self.is_opaque:
             return list(values)
         encoded: list[bytes] = avro_values(self.column(values), self.schema).to_pylist()
         return encoded
 
     def decode(self, data: bytes, key: object) -> Any:
-        """The value of `encode`'s bytes, which is the key's, as the table holds it."""
+        """Return the value of `encode`'s bytes, for this key, as the table holds it."""
         try:
             return data if self._parsed is None else fastavro.schemaless_reader(io.BytesIO(data), self._parsed, None)
         except (OverflowError, ValueError):
@@ -155,7 +156,7 @@ class ValueRule:
             return NoValue(".".join(["value", *list(lacking)[:1]]), key)
 
     def is_same(self, value: Any, other: Any) -> bool:
-        """Whether two admitted values, or None, have the same bytes. Equal they may be without: 0.0 and -0.0."""
+        """Return whether two admitted values, or None, have the same bytes. 0.0 and -0.0 do not."""
         if value != other or value is None or self.is_opaque:
             return bool(value == other)
         one, another = self.encode([value, other])
@@ -163,7 +164,7 @@ class ValueRule:
 
 
 def _is_plain(value: object, kind: ValueType) -> bool:
-    """Whether it certainly is what Arrow would give back, so that a look at its type is enough."""
+    """Return whether its type alone shows that Arrow returns it as it is."""
     if value is None:
         return kind.nullable
     if kind.logical or type(value) is not _SCALARS.get(kind.kind):
@@ -181,7 +182,7 @@ def _is_plain(value: object, kind: ValueType) -> bool:
 
 
 def _lacks_year(item: Any, kind: ValueType) -> bool:
-    """Whether Python lacks the year of a time in a value whose times are numbers."""
+    """Return whether Python lacks the year of a time in a value whose times are numbers."""
     if item is None:
         return False
     if kind.logical in _MICROSECONDS:
@@ -194,7 +195,7 @@ def _lacks_year(item: Any, kind: ValueType) -> bool:
 
 
 def _null_sizes(kind: ValueType) -> Iterator[int]:
-    """How many bytes a null takes of this type, and of those inside: that of a record has all of its fields."""
+    """Yield the bytes of a null of this type, and of those inside: a null record has all of its fields."""
     yield _null_bytes(kind)
     for inner in (*(one.type for one in kind.fields), *([kind.items] if kind.items is not None else [])):
         yield from _null_sizes(inner)
@@ -229,8 +230,8 @@ def _parsed(avsc: str, dropped: frozenset[str]) -> Any:
 
 
 def _without(schema: Any, dropped: frozenset[str]) -> Any:
-    """The schema without these logical types: fastavro makes objects of a UUID, where Arrow has text. Times have types
-    of ours, whose zone is the object that Arrow gives.
+    """Return the schema without these logical types: fastavro makes objects of UUIDs, where Arrow has text. Times get
+    types of ours, whose zone is the object that Arrow gives.
     """
     if isinstance(schema, list):
         return [_without(one, dropped) for one in cast("Sequence[Any]", schema)]
