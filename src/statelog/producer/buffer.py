@@ -1,19 +1,19 @@
-"""`ChangeBuffer`: appended changes that are in no chunk yet, in their order; `MetaBuffer`: meta records that no
-checkpoint holds yet. No I/O, no durability.
+"""`ChangeBuffer`: appended changes that are in no chunk yet, in order; `MetaBuffer`: meta records that no checkpoint
+holds yet. No I/O, no durability.
 
-Single changes go into plain lists, `ChangeLists`, which costs a fifth of any work done per change, and become Arrow in
-bulk. Batches are Arrow from the start. The lists are the hottest state of a writer: a put of bytes under a key that
-needs no further look goes straight into them, in `ChangeWriter.put`, for a call less is a fifth of the whole put. Every
-other change comes through the buffer, which owns them.
+Single changes go into plain lists, `ChangeLists`, and become Arrow in bulk: that costs a fifth of any work done per
+change. Batches are Arrow from the start. The lists are a writer's hottest state. `ChangeWriter.put` appends bytes under
+a key that needs no further check to them directly, because one call less is a fifth of a put. Every other change goes
+through the buffer, which owns the lists.
 
 Invariants:
 - Changes keep their order, whichever way they came in.
 - A refused change was not buffered; a buffered change is valid.
 - One `take` returns about the threshold, however much came in at once.
-- Keys and values of the lists, and key groups where the caller names them, are of one length between two calls of the
-  writer.
-- While a put is in the middle of them there is no room, and nobody else touches them.
-- What went straight into them is smaller than `large_bytes`, and there was room for it.
+- Between two calls of the writer, the lists of keys and values have one length. So does that of key groups, where the
+  caller names them.
+- While a put changes the lists, `room_bytes` is 0 and nothing else touches them.
+- A change that was appended to the lists directly is smaller than `large_bytes`, and fitted the room.
 - All unconfirmed meta records, those of pending checkpoints included, fit in one commit.
 """
 
@@ -37,12 +37,11 @@ from statelog.schemas.values.json_text import encode_json
 from statelog.schemas.values.schema import ValueSchema
 
 LARGE = 1 << 20
-"""From here on, or from half of the log's largest record, a change is made and measured at once, before it counts as
-buffered."""
+"""A change of this size, or of half of the log's largest record, is made and measured before it counts as buffered."""
 
 
 class Unquick:
-    """The class of no key, and of no value: none goes without a further look."""
+    """The class of no key and no value, so that every change is checked."""
 
 
 class ChangeLists:
@@ -62,16 +61,16 @@ class ChangeLists:
         self._list_bytes = list_bytes
         self.large_bytes = large_bytes
         self.quick_class = quick_class if owned is None else Unquick
-        """The class of the keys that are valid, with values of bytes, as they are."""
+        """The class of keys that are valid as they are, with values of bytes."""
         self.owned_class = Unquick if owned is None else quick_class
-        """The class of those that are if their key group is the writer's."""
+        """The class of keys that are valid if their key group is the writer's."""
         self.owned = owned or b"\0"
-        """By key group, whether it is: 1 or 0."""
+        """By key group: 1 if it is the writer's, else 0."""
         self.least_bytes = -(-list_bytes // roll_rows)
         self.clear()
 
     def clear(self) -> None:
-        """Start with new lists. Holders of the former ones keep them."""
+        """Start with new lists. References to the former ones stay valid."""
         self.keys: list[Key] = []
         self.values: list[Value | None] = []
         self.groups: list[int] = []
@@ -79,11 +78,11 @@ class ChangeLists:
 
     @property
     def most_bytes(self) -> int:
-        """What the changes here take in a chunk, at most."""
+        """The most bytes that these changes take in a chunk."""
         return self._list_bytes - self.room_bytes - self._rest_bytes + ROW_BYTES * len(self.keys)
 
     def has_room(self, size_bytes: int) -> bool:
-        """Whether more may wait behind a change of this size, whose room is then taken."""
+        """Take the room of a change of this size. Return False, and take none, if it fills the lists."""
         rest = self.room_bytes + self._rest_bytes - max(size_bytes, self.least_bytes)
         if rest > 0:
             self._give_room(rest)
@@ -91,17 +90,17 @@ class ChangeLists:
 
     def _give_room(self, size_bytes: int) -> None:
         self.room_bytes = min(size_bytes, self.large_bytes)
-        """What may come without asking; a change that is as large as this asks."""
+        """A put of fewer bytes than this may go to the lists directly."""
         self._rest_bytes = size_bytes - self.room_bytes
 
 
 _KEY_CLASS: Mapping[KeyType, type] = {KeyType.BYTES: bytes, KeyType.STRING: str, KeyType.LONG: int}
-_FIELD_BYTES = 16  # What a field of a typed value counts for besides its text, until Arrow has measured it.
+_FIELD_BYTES = 16  # The size of a field of a typed value besides its text, until Arrow has measured it.
 _FIXED = frozenset((int, float, bool, type(None)))
 
 
 class ChangeBuffer:
-    """Collects changes for one writer until they are taken as one Arrow batch."""
+    """Collects one writer's changes until `take` returns them."""
 
     def __init__(
         self, descriptor: Descriptor, value_schema: ValueSchema, owned: Collection[int], settings: WriterSettings
@@ -125,7 +124,7 @@ class ChangeBuffer:
             list_bytes=settings.list_bytes,
             large_bytes=min(LARGE, descriptor.record_bytes_max // 2),
         )
-        """Single changes on their way in; only `ChangeWriter.put` goes there past this."""
+        """Single changes that wait for Arrow. Only `ChangeWriter.put` appends to them without this buffer."""
         self._few_bytes = min(FEW_BYTES, settings.chunk_bytes) if is_few else 0
         self._batches: list[pa.RecordBatch] = []
         self._batch_bytes = 0
@@ -137,7 +136,7 @@ class ChangeBuffer:
 
     @property
     def most_bytes(self) -> int:
-        """What they take in a chunk, at most, about."""
+        """About the most bytes that the buffered changes take in a chunk."""
         return self.lists.most_bytes + self._batch_bytes
 
     @property
@@ -146,7 +145,7 @@ class ChangeBuffer:
         return self._batch_bytes >= self._settings.roll_bytes
 
     def put(self, key: Key, value: Value) -> bool:
-        """Buffer a put. True if the buffer is full. Raises InvalidChange."""
+        """Buffer a put. Return whether the buffer is full. Raises InvalidChange."""
         if not self._opaque:
             if not isinstance(value, Mapping):
                 hint = hint_for_value(value, is_typed=True)
@@ -160,7 +159,7 @@ class ChangeBuffer:
         return self._push(key, value, len(value))
 
     def delete(self, key: Key) -> bool:
-        """Buffer a delete. True if the buffer is full. Raises InvalidChange."""
+        """Buffer a delete. Return whether the buffer is full. Raises InvalidChange."""
         return self._push(key, None, 0)
 
     def append(self, key_group: int, key: Key, value: Value | None) -> bool:
@@ -184,9 +183,8 @@ class ChangeBuffer:
             raise
 
     def extend(self, table: object) -> Iterator[bool]:
-        """Buffer the many changes of an Arrow table or record batch, piece by piece; after each whether the caller
-        takes them: the buffer is full, the piece is large enough that to join it with the next one would not pay, or
-        its memory is not ours.
+        """Buffer the changes of an Arrow table or record batch, piece by piece. Yield after each whether to take them
+        now: the buffer is full, the piece is too large to join with the next one, or its memory is the caller's.
 
         Columns: `key`, optional `op` (0 or "put", 1 or "delete"), `key_group` if the caller places keys, and the
         value: one column `value`, or for typed values the fields themselves.
@@ -203,11 +201,11 @@ class ChangeBuffer:
         ready = deque((self._maker.of_batch(piece), is_ours) for piece, is_ours in pieces)
         while ready:
             changes, is_ours = ready.popleft()
-            size = self._keep(changes)
+            size = self._add(changes)
             yield self.full or size >= self._settings.roll_bytes // 2 or not is_ours
 
     def take(self) -> Changes | None:
-        """Empty the buffer: all changes in order, or None if there are none."""
+        """Empty the buffer. Return all changes in order, or None if there are none."""
         lists = self.lists
         if self._few_bytes and lists.keys and not self._batches and lists.most_bytes <= self._few_bytes:
             keys, values = cast("list[bytes]", lists.keys), cast("list[bytes | None]", lists.values)
@@ -232,7 +230,7 @@ class ChangeBuffer:
             size = value_bytes + len(key)
         elif type(key) is int and LONG_MIN <= key <= LONG_MAX:
             size = value_bytes + 8
-        else:  # Raises for a long that is too long, and for text that has no bytes.
+        else:  # Raises InvalidChange for an integer beyond 64 bits, and for text without a UTF-8 form.
             size = value_bytes + len(key_bytes(key, self._descriptor.key_type))
         if self._by_caller:
             if len(self.lists.groups) != len(self.lists.keys) + 1:
@@ -252,7 +250,7 @@ class ChangeBuffer:
         return self.full
 
     def _refused_value(self, key: Key, wanted: str, value: object, hint: str) -> InvalidChange:
-        """The error of a value of a wrong type. Raises that of the key, if it is wrong as well."""
+        """Return the error for a value of a wrong type. Raise the key's, if that is wrong as well."""
         self._check_key(key)
         return InvalidChange(f"a value of this log is {wanted}, not {type(value).__name__}", hint=hint)
 
@@ -264,16 +262,16 @@ class ChangeBuffer:
             )
 
     def _push_large(self, key: Key, value: Value | None) -> bool:
-        """Buffer a change that may be larger than a chunk: it is measured first."""
+        """Measure a change that may be larger than a chunk, and buffer it."""
         lists = self.lists
         changes = self._maker.of_rows([key], [value], lists.groups[len(lists.keys) :])
         del lists.groups[len(lists.keys) :]
         self._roll_lists()
-        self._keep(changes)
+        self._add(changes)
         return self.full
 
     def _roll_with_last(self) -> None:
-        """Turn the lists into Arrow. If that is refused, the newest change was not buffered."""
+        """Turn the lists into Arrow. If that raises, the newest change is not buffered."""
         try:
             self._roll_lists()
         except InvalidChange:
@@ -281,8 +279,8 @@ class ChangeBuffer:
             raise
 
     def _roll_lists(self) -> None:
-        """Turn the lists into Arrow. If a typed value does not fit, they stay as they are and the error, which names
-        its key, comes back with every further call: dropping the rest of them would be a silent loss.
+        """Turn the lists into Arrow. If a typed value does not fit, keep all, and raise InvalidChange with its key now
+        and on every later call: to drop the other changes would be a silent loss.
         """
         lists = self.lists
         if not lists.keys:
@@ -292,10 +290,10 @@ class ChangeBuffer:
         except InvalidChange as error:
             raise self._located(error) from error
         lists.clear()
-        self._keep(changes)
+        self._add(changes)
 
     def _located(self, error: InvalidChange) -> InvalidChange:
-        """The error with the key of the first change that does not fit."""
+        """Return the error with the key of the first change that does not fit."""
         lists = self.lists
         for i, key in enumerate(lists.keys):
             try:
@@ -304,8 +302,8 @@ class ChangeBuffer:
                 return found.restated(key=ascii(key)[:200])
         return error
 
-    def _keep(self, batch: pa.RecordBatch) -> int:
-        """Take a batch in; returns its size."""
+    def _add(self, batch: pa.RecordBatch) -> int:
+        """Add a batch. Return its size."""
         size = about_bytes(batch)
         self._batches.append(batch)
         self._batch_bytes += size
@@ -313,7 +311,7 @@ class ChangeBuffer:
 
 
 def hint_for_value(value: object, *, is_typed: bool = False) -> str:
-    """What to do about a value that is not the bytes that the log takes, or not the mapping of one that `is_typed`."""
+    """Return the hint for a value that is not bytes, or no mapping where the log `is_typed`."""
     if value is None:
         return "To remove a key, delete it"
     if is_typed:
@@ -325,8 +323,8 @@ def hint_for_value(value: object, *, is_typed: bool = False) -> str:
 
 
 def _make_own(copy: Any, fields: Iterable[tuple[Any, object]]) -> int:
-    """Make the copy of a typed value, or of a part of it, a deep one, so that nobody else can change it. Returns about
-    how many bytes the fields take, nested ones included; rather too many than too few.
+    """Make the copy of a typed value, or of a part, a deep one. Return about how many bytes all its fields take; rather
+    too many than too few.
     """
     size = 0
     for name, field in fields:
@@ -354,9 +352,9 @@ def _make_own(copy: Any, fields: Iterable[tuple[Any, object]]) -> int:
 
 
 class MetaBuffer:
-    """Collects meta records until a checkpoint takes them; the last value of a key wins, and None removes it.
+    """Collects meta records until a checkpoint takes them. The last value of a key wins; None removes it.
 
-    They take half of the largest record, and leave as much of a commit for the handles and the metadata.
+    They take at most half of the largest record, and leave the other half for handles and metadata.
     """
 
     def __init__(self, record_bytes_max: int) -> None:
@@ -368,8 +366,8 @@ class MetaBuffer:
         return bool(self._records)
 
     def put(self, key: str, value: bytes | None, held_bytes: int) -> None:
-        """Set a record. Raises InvalidChange unless it is text, and bytes or None; ValueTooLarge if no commit could
-        hold it beside the others and the `held_bytes` of pending checkpoints.
+        """Set a record. Raises InvalidChange unless it is text with bytes or None. Raises ValueTooLarge if no commit
+        could hold it with the others and the `held_bytes` of pending checkpoints.
         """
         if type(key) is not str or not (value is None or type(value) is bytes) or not has_utf8(key):
             raise InvalidChange(
@@ -380,9 +378,9 @@ class MetaBuffer:
         size = meta_size(key, value)
         if held_bytes + others + size > self._bytes_max:
             raise ValueTooLarge(
-                "meta records are larger than a commit may hold",
-                hint="Keep them small, and store the large part elsewhere; what a commit confirmed makes room, and"
-                " so does a log that is made with a larger max.message.bytes: they take at most half of a record",
+                "meta records are larger than a commit may hold, which is half of a record",
+                hint="Store the large part elsewhere, commit to make room, or make a log with a larger"
+                " max.message.bytes",
                 size_bytes=size,
                 held_bytes=held_bytes + others,
                 max_bytes=self._bytes_max,
@@ -391,11 +389,11 @@ class MetaBuffer:
         self._records[key] = value
 
     def take(self) -> dict[str, bytes | None]:
-        """Empty the buffer, and return what was in it."""
+        """Empty the buffer. Return its records."""
         records, self._records, self._size_bytes = self._records, {}, 0
         return records
 
 
 def meta_size(key: str, value: bytes | None) -> int:
-    """The bytes that a meta record, or the removal of one, takes in a commit."""
+    """Return the bytes that a meta record, or the removal of one, takes in a commit."""
     return len(key.encode()) + len(value or b"")

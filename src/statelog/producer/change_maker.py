@@ -1,12 +1,12 @@
 """`ChangeMaker`: makes valid changes, as Arrow batches, out of the caller's columns or lists of single changes.
 
-The one place that decides what a change of this log may be: names and types of columns, key groups, partitions, sizes.
-Pure; holds nothing.
+It alone decides what a change of this log may be: names and types of columns, key groups, partitions, sizes. Pure;
+holds nothing.
 
 Invariants:
-- Its output is valid: every key has its own key group, in a partition of the writer; a put has a value and a delete
-  none; each change fits in a chunk.
-- Input that cannot be made so is refused as a whole, with the reason.
+- Its output is valid. Every key has its own key group, in a partition of the writer. A put has a value, a delete none.
+  Each change fits in a chunk.
+- Other input is refused as a whole, with the reason.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -36,7 +36,7 @@ _KEY_KINDS: Mapping[KeyType, tuple[str, ...]] = {
     KeyType.STRING: _TEXT_OR_BYTES,
     KeyType.LONG: ("int", "uint", "null"),
 }
-"""How the names of the Arrow types begin that a column of keys may have; a null key is refused on its own."""
+"""The first letters of the Arrow types that a column of keys may have. Null keys are refused elsewhere."""
 _OURS = ("key", "op", "key_group")
 
 
@@ -50,7 +50,7 @@ class ChangeMaker:
         self._change_bytes_max = change_bytes_max(descriptor.record_bytes_max, self._schema)
         self._owned = frozenset(owned)
         self._foreign: NDArray[np.bool_] | None = None
-        """By key group, whether its partition is not the writer's; None if it owns all."""
+        """By key group, whether another writer owns its partition; None if this one owns all."""
         if len(self._owned) < descriptor.partitions:
             self._foreign = np.ones(descriptor.key_groups, np.bool_)
             for partition in self._owned:
@@ -61,7 +61,7 @@ class ChangeMaker:
 
     @property
     def owned(self) -> bytes | None:
-        """By key group, 1 if it is the writer's, else 0; None if all are."""
+        """By key group: 1 if it is the writer's, else 0. None if all are."""
         return None if self._foreign is None else (~self._foreign).tobytes()
 
     def check_owned(self, key_group: int) -> None:
@@ -76,7 +76,7 @@ class ChangeMaker:
             )
 
     def of_rows(self, keys: Sequence[Key], values: Sequence[Value | None], named: Sequence[int]) -> pa.RecordBatch:
-        """Single changes, a value of None deletes; `named` are their key groups where the caller names them.
+        """Make single changes; a value of None deletes. `named`: their key groups, where the caller names them.
 
         Raises InvalidChange for a key or a typed value that does not fit, ValueTooLarge, KeyGroupMismatch.
         """
@@ -93,7 +93,7 @@ class ChangeMaker:
         return self._made(groups, ops, key_column, column)
 
     def of_batch(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        """The changes of a batch in the columns of `Writer.append_batch`.
+        """Make the changes of a batch, which has the columns of `Writer.append_batch`.
 
         Raises InvalidChange, ValueTooLarge, KeyGroupMismatch.
         """
@@ -113,7 +113,7 @@ class ChangeMaker:
             if len(foreign):
                 self.check_owned(int(foreign[0]))
         changes = changes_batch(self._schema, groups, ops, keys, values)
-        # Raises for a change that no chunk could hold.
+        # Raises ValueTooLarge for a change that no chunk holds.
         chunk_slices(changes, self._change_bytes_max, self._change_bytes_max)
         return changes
 
@@ -163,7 +163,7 @@ class ChangeMaker:
         fields = [name for name in names if name not in _OURS]
         if "value" in names and pa.types.is_struct(batch.schema.field("value").type):
             if len(fields) > 1:
-                raise InvalidChange("a batch has columns beside its struct column `value`", columns=", ".join(names))
+                raise InvalidChange("a batch has columns besides its struct column `value`", columns=", ".join(names))
             column = batch.column("value")
             deletes = column.is_null() if deletes is None else deletes
             return struct_from_columns(columns_of(column), self._value_schema, deletes)
@@ -208,7 +208,7 @@ def _ops_of(batch: pa.RecordBatch) -> NDArray[np.uint8] | None:
 
 
 def _deletes(values: pa.Array) -> NDArray[np.uint8]:
-    """The ops of values without any: a null deletes."""
+    """Return the ops of values that come without any: a null deletes."""
     if not values.null_count:
         return np.zeros(len(values), np.uint8)
     return numbers_of(values.is_null()).astype(np.uint8)
@@ -227,7 +227,7 @@ def _small_ints(column: pa.Array, end: int) -> NDArray[np.uint16]:
 
 
 def _nulled(values: pa.Array, ops: NDArray[np.uint8]) -> pa.Array:
-    """The values with null in the place of deletes, whatever stood there."""
+    """Return the values with null in the place of every delete."""
     if not ops.any():
         return values
     return pc.if_else(column_of(ops == DELETE), pa.nulls(1, values.type)[0], values)

@@ -1,12 +1,12 @@
-"""`take_in`: a caller's Arrow table as pieces that are valid, and that nobody changes behind the writer's back.
+"""`take_in`: a caller's Arrow table as valid pieces that no caller can change behind the writer's back.
 
-Arrow believes what a buffer says, and validates nothing by itself: text may be no UTF-8, and an offset may point
-anywhere. Readers validate every chunk, so one such cell would bar the whole log. No I/O.
+Arrow trusts its buffers, and validates nothing by itself: text may not be UTF-8, and an offset may point anywhere.
+Readers validate every chunk, so one such cell would block the whole log. No I/O.
 
 Invariants:
-- A piece that may be kept beyond the call is a copy, which was made before it was validated or hashed.
-- Any other piece is the caller's memory still, and has to be sent within the call.
-- Nothing is computed from a column before it was validated: a bad offset would kill the process.
+- A piece that may be retained beyond the call is a copy, made before it is validated or hashed.
+- Any other piece is the caller's memory, and has to be sent within the call.
+- Nothing is computed from a column before it is validated: a bad offset would kill the process.
 """
 
 from collections.abc import Iterator
@@ -21,21 +21,21 @@ from statelog.schemas.values.arrow import is_list
 
 _MOST_PIECE_BYTES = 64 << 20
 _OWN_NAMES = ("key", "op", "key_group", "value")
-_HINT = "Decode text as what it is, or keep it as bytes; make columns with Arrow's own builders"
+_HINT = "Decode text with its own encoding, or keep it as bytes; make columns with Arrow's own builders"
 
 
 def take_in(table: pa.Table | pa.RecordBatch, piece_bytes: int) -> Iterator[tuple[pa.RecordBatch, bool]]:
-    """Yield the rows in order, in pieces of at most about `piece_bytes`, without empty ones; with each whether nobody
-    else holds its memory.
+    """Yield the rows in order, in pieces of at most about `piece_bytes`, none of them empty; and with each whether its
+    memory is ours alone.
 
-    Raises InvalidChange with the path of the field and the row, from 0, of the first cell that is not valid.
+    Raises InvalidChange with the field's path and the row, from 0, of the first cell that is not valid.
     """
     first_row = 0
     for batch in table.to_batches() if isinstance(table, pa.Table) else [table]:
         try:
             batch.validate()
             held = batch.get_total_buffer_size()
-            size = held if held < piece_bytes // 2 else batch.nbytes  # Which takes some microseconds.
+            size = held if held < piece_bytes // 2 else batch.nbytes  # `nbytes` takes some microseconds.
             is_slice = held > 2 * size and any(kind.num_fields for kind in batch.schema.types)
             rows, is_ours = _validated(batch, size < piece_bytes // 2 or is_slice)
         except pa.ArrowException as error:
@@ -52,12 +52,12 @@ def _validated(batch: pa.RecordBatch, is_copied: bool) -> tuple[pa.RecordBatch, 
     except pa.ArrowException:
         if is_copied:
             raise
-        return _validated(batch, True)  # What is nested in a slice is whole, and its own rows may be valid.
+        return _validated(batch, True)  # A slice still has all nested values; those of its own rows may be valid.
     return rows, is_copied
 
 
 def copied(batch: pa.RecordBatch) -> pa.RecordBatch:
-    """Return a deep copy, of a slice only its own rows."""
+    """Return a deep copy; of a slice, only its own rows."""
     if not any("dictionary<" in str(kind) for kind in batch.schema.types):
         return pa.ipc.read_record_batch(batch.serialize(), batch.schema)
     sink = pa.BufferOutputStream()
@@ -69,8 +69,8 @@ def copied(batch: pa.RecordBatch) -> pa.RecordBatch:
 def _cut(batch: pa.RecordBatch, piece_bytes: int, size: int) -> Iterator[pa.RecordBatch]:
     """Cut the batch into equal pieces, without copying.
 
-    Larger pieces cost a writer more: what is made of one is then more than the allocator keeps, and is mapped anew for
-    each. Where large values lie close together a piece is halved until it is far from Arrow's 2 GiB.
+    Larger pieces cost a writer more: their results exceed what the allocator retains. Where large values are close
+    together, a piece is halved until it is far from Arrow's 2 GiB.
     """
     if size <= piece_bytes and batch.num_rows:
         yield batch
@@ -105,7 +105,7 @@ def _refused(batch: pa.RecordBatch, first_row: int, error: pa.ArrowException) ->
 
 
 def _problem(column: pa.Array) -> str:
-    """What is wrong with its rows; nothing if it is valid."""
+    """Return why the column's rows are not valid; empty if they are."""
     try:
         _alone(column).validate(full=True)
     except pa.ArrowException as error:
@@ -114,13 +114,13 @@ def _problem(column: pa.Array) -> str:
 
 
 def _alone(column: pa.Array) -> pa.Array:
-    """A copy without what other rows have. Raises pa.ArrowException."""
+    """Return a copy without the data of other rows. Raises pa.ArrowException."""
     column.validate()
     return copied(pa.RecordBatch.from_arrays([column], names=["column"])).column(0)
 
 
 def _first_bad(column: pa.Array) -> int:
-    """The first row that is not valid, of a column that has one; 0 if all may be."""
+    """Return the first row that is not valid; 0 if none is found."""
     if isinstance(column, pa.DictionaryArray) and _problem(column.dictionary):
         bad = pa.scalar(_first_bad(column.dictionary), column.indices.type)
         return max(0, cast("int", pc.index(column.indices, bad).as_py()))
@@ -135,7 +135,7 @@ def _first_bad(column: pa.Array) -> int:
 
 
 def _located(row: pa.Array, path: str) -> tuple[str, str]:
-    """The path of the innermost part of one row that is not valid, and what is wrong with it."""
+    """Return the path of the innermost part of a row that is not valid, and why it is not."""
     with suppress(pa.ArrowException):
         for end, part in _parts(_alone(row)):
             if _problem(part):
@@ -144,7 +144,7 @@ def _located(row: pa.Array, path: str) -> tuple[str, str]:
 
 
 def _parts(column: pa.Array) -> list[tuple[str, pa.Array]]:
-    """What a nested column is made of, by the end of the path."""
+    """Return the parts of a nested column, each with its step of the path."""
     if isinstance(column, pa.StructArray):
         names = cast("pa.StructType", column.type).names
         return [(f".{name}", column.field(number)) for number, name in enumerate(names)]
