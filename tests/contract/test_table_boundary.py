@@ -169,7 +169,7 @@ def test_a_table_is_not_copied(tables: TableRig) -> None:
     """A copy would share its parts, and show what they were; a pickle would have none of them."""
     with tables.open() as table:
         for way in (copy.copy, copy.deepcopy, pickle.dumps):
-            with pytest.raises(TypeError, match="a Table is neither copied nor pickled"):
+            with pytest.raises(TypeError, match="a Table cannot be copied or pickled"):
                 way(table)
 
 

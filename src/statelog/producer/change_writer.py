@@ -2,7 +2,7 @@
 
 Invariants:
 - A refused change was not appended, and the writer goes on; any other error ends it, Ctrl-C included.
-- Closing warns when it discards changes, unless an error is already on its way out.
+- Closing warns when it discards changes, unless the writer has failed already.
 """
 
 from abc import abstractmethod
@@ -57,18 +57,18 @@ class ChangeWriter(Guarded):
                     lists.values.append(value)
                     lists.room_bytes = room - size
                     return
-        except BaseException:  # A handler's, whatever it is: nothing here refuses a change.
+        except BaseException:  # A signal handler's: nothing here refuses a change.
             self._guard.fail()
             raise
         self._change(self._buffer.put, key, value)
 
     def _check_turn(self) -> None:
-        """A put in the middle of the lists does not take a turn, which would cost it a tenth: it leaves no room."""
+        """Raise NestedCall inside of a put, which takes no turn (that would cost a tenth of it) but leaves no room."""
         if not self._lists.room_bytes and self.life is Life.OPEN:
             raise NestedCall("a writer is called inside of a put")
 
     def delete(self, key: Key) -> None:
-        """Remove `key`, whether it is there or not. Raises InvalidChange, ClosedError, PersistFailed."""
+        """Remove `key`, whether it exists or not. Raises InvalidChange, ClosedError, PersistFailed."""
         self._change(self._buffer.delete, key)
 
     def append(self, key_group: int, key: Key, value: Value | None) -> None:
@@ -79,7 +79,7 @@ class ChangeWriter(Guarded):
         self._change(self._buffer.append, key_group, key, value)
 
     def _change(self, buffer: Callable[..., bool], *change: Key | Value | None) -> None:
-        """Buffer one change in a turn of its own; send all if the buffer is full then."""
+        """Buffer one change in a guarded call. If the buffer is full then, send all of it."""
         guard = self._guard
         if get_ident() != guard.user:
             guard.check()
@@ -121,7 +121,7 @@ class ChangeWriter(Guarded):
 
     @Guarded.last_turn
     def close(self) -> None:
-        """End this life. Discards what no commit holds, with a warning. Idempotent; never waits for Kafka."""
+        """End this life. Discard what no commit holds, with a warning. Idempotent; never waits for Kafka."""
         self._end(is_loss=self._has_uncommitted())
 
     def _end(self, *, is_loss: bool) -> None:
@@ -136,11 +136,11 @@ class ChangeWriter(Guarded):
 
     @abstractmethod
     def _send(self) -> None:
-        """Hand everything buffered to the producer."""
+        """Send everything that is buffered."""
 
     @abstractmethod
     def _has_uncommitted(self) -> bool:
-        """Whether closing now would discard anything."""
+        """Return whether closing now would discard anything."""
 
     @abstractmethod
     def _release(self) -> None:

@@ -6,19 +6,18 @@
 A failed writer accepts only close: something that it sent is lost or unknown, and only a new life, resumed from the
 ledger, can find out what counts. A guard never waits, and owns no client.
 
-A signal's handler runs in the owner's thread, between any two steps of whatever it is in; so does a callback of a
-client. So each call has a *turn*: while it lasts `user` is nobody, and a call that comes meanwhile is refused with
-NestedCall. A handler may end the call that it came into, too, by raising. If that broke off the step that gives the
-turn back, the writer has failed.
+Signal handlers and clients' callbacks run in the owner's thread, between any two steps of it. So each guarded call
+takes a *turn*: until it ends, `user` is NOBODY, and any other call raises NestedCall. A handler can also end the call
+that it interrupts, by raising. If that interrupts the step that ends the turn, the writer has failed.
 
 Invariants:
 - A life never goes back.
 - Any exception out of a guarded block, Ctrl-C included, ends the writer: something may be half done.
-- Of two calls one is over before the other begins, in whichever step a signal comes.
-- An open writer whose user is nobody is in a call of its owner's, or is being handed over.
+- Of two calls one is over before the other begins, whenever a signal comes.
+- An open writer whose user is NOBODY is in a call of its owner, or is being handed over.
 - In a forked child the copy is unusable: its clients belong to the parent.
-- It has one owner, or none: who hands it over is refused from then on, and the thread that adopts it is the next one.
-- Using a writer that has failed raises why it failed, if that was an error of ours.
+- It has at most one owner. A thread that hands it over is refused from then on; the thread that adopts it owns it.
+- Calls of a failed writer raise ClosedError from the error that ended it, if that was a StatelogError.
 - A guard that is dropped unclosed emits a ResourceWarning, as an open file does.
 """
 
@@ -42,7 +41,7 @@ R = TypeVar("R")
 G = TypeVar("G", bound="Guarded")
 
 NOBODY = -1
-"""No thread: the user of what has ended, is in a call, or belongs to another process."""
+"""No thread: the user of a writer that has ended, is in a call, or belongs to another process."""
 _living: "WeakSet[Guard]" = WeakSet()
 
 
@@ -57,8 +56,10 @@ class Life(Enum):
 class Guard:
     """A writer's life, and its owner: the thread and process that made the guard.
 
-    As a context manager it fails the writer if the block raises. Errors name `what` it guards, of which `log` and
-    `writer`, and hint at what to do after the end (`again`) or in a second thread or process (`apart`).
+    As a context manager it fails the writer if the block raises.
+
+    what         the guarded object, as errors call it; they name its `log` and `writer`, too
+    again, apart hints: after the end, and for a second thread or process
     """
 
     __slots__ = (
@@ -69,10 +70,10 @@ class Guard:
     def __init__(self, what: str, writer: str, *, log: str, again: str, apart: str) -> None:
         self.life = Life.OPEN
         self.user = self._thread = get_ident()
-        """The thread that may go on without a check: the one comparison that a hot put makes. All others `check`.
+        """The thread that may go on without a check: the one comparison that a put makes. All others `check`.
 
-        Code that takes a turn by hand, without `Guarded.turn`, makes this NOBODY in a `try`, restores it at the end,
-        and calls `break_off` for every error that comes out.
+        Code that takes a turn without `Guarded.turn` sets this to NOBODY in a `try`, restores it at the end, and calls
+        `break_off` for every error.
         """
         self._pid = os.getpid()
         self._what = what
@@ -94,13 +95,13 @@ class Guard:
         return get_ident() == self._thread and not self.is_inherited
 
     def check(self) -> None:
-        """As `check_life` and `check_owner`. Raises ClosedError, Fenced, NestedCall."""
+        """Check life and owner. Raises ClosedError, Fenced, NestedCall."""
         self.check_life()
         self.check_owner()
         self.check_life()
 
     def check_life(self) -> None:
-        """Raise ClosedError unless it is open, Fenced if another writer took over. For any thread and turn."""
+        """Raise ClosedError unless it is open, Fenced if another writer took over. For any thread, in any call."""
         if self._is_overtaken and self.life is Life.FAILED and not self.is_inherited:
             raise Fenced("another writer took over behind the last commit", **self._facts, hint=self._again)
         if self.life is not Life.OPEN and not self.is_inherited:
@@ -108,73 +109,74 @@ class Guard:
             raise ClosedError(what, **self._facts, hint=self._again) from self._reason
 
     def check_owner(self) -> None:
-        """Raise ClosedError unless the caller owns it, whatever its state, and NestedCall inside of another call."""
+        """Raise ClosedError unless the caller owns it, in any state, and NestedCall inside of another call."""
         self.check_thread()
         if self.user == NOBODY and self.life is Life.OPEN:
             raise NestedCall(f"the {self._what} is called inside of another call of it", **self._facts)
 
     def check_thread(self) -> None:
-        """Raise ClosedError unless the caller is in the owner's thread and process, in whatever turn."""
+        """Raise ClosedError unless the caller is in the owner's thread and process, in any call."""
         if not self.is_owned:
             text = f"a {self._what} belongs to the thread and process that opened it"
             raise ClosedError(text, **self._facts, hint=self._apart)
 
     def end(self) -> bool:
-        """Close it. Returns whether to release its clients: only once, and never in a forked child."""
+        """Close it. Return whether to release its clients: only once, and never in a forked child."""
         if self.life is Life.CLOSED:
             return False
         self.become(Life.CLOSED)
         return not self.is_inherited
 
     def check_end(self) -> None:
-        """Raise ClosedError in a second thread while the owner's is alive, for it may be inside the clients, and
-        NestedCall inside of another call, which certainly is. What is closed may be closed again.
+        """Raise ClosedError in a second thread while the owner's is alive, and NestedCall inside of another call: both
+        may be inside the clients. A closed writer may be closed again.
         """
         is_owned = self.life is not Life.CLOSED and not self.is_inherited
         if is_owned and self._thread in {thread.ident for thread in threading.enumerate()}:
             self.check_owner()
 
     def leave(self) -> None:
-        """The turn is over."""
+        """End the turn."""
         if self.life is Life.OPEN:
             self.user = self._thread
 
     def end_turn(self, error: BaseException) -> None:
-        """The turn is over by an error, which ends the writer with it, unless it is a clear refusal."""
+        """End the turn by an error, which also ends the writer, unless it is a clear refusal."""
         if not is_refusal(error):
             self.fail()
         self.leave()
 
     def break_off(self) -> None:
-        """Fail if an error left the turn behind: a signal's handler raised it in the step that ends the turn."""
+        """Fail if an error left the turn open: a signal handler raised it in the step that ends the turn."""
         if self.user == NOBODY:
             self.fail()
 
     def become(self, life: Life) -> None:
-        """This life has failed, or is closed."""
+        """End this life: failed, or closed."""
         assert self.life is not Life.CLOSED
         self.life = life
         self.user = NOBODY
 
     def fail(self) -> None:
-        """Something is in doubt. A guard that was closed meanwhile, perhaps by a signal handler, stays closed.
+        """Fail an open guard. One that was closed meanwhile, perhaps by a signal handler, stays closed.
 
-        The error that is being handled is the reason.
+        The error that is being handled becomes the reason.
         """
         if self.life is Life.OPEN:
             self.become(Life.FAILED)
             error = sys.exception()
-            # A copy: the traceback of the error itself would keep the writer, and all that its callers hold, alive.
+            # A copy, because the error's own traceback keeps the writer and its callers' frames alive.
             self._reason = copy(error) if isinstance(error, StatelogError) else None
 
     def overtake(self) -> None:
-        """Everything reported as committed counts; what comes next belongs to another writer."""
+        """Fail because another writer took over. Everything that was reported as committed counts."""
         self._is_overtaken = True
         self.fail()
 
     def hand_over(self, *parts: Callable[[], None]) -> Callable[[], None]:
-        """In a turn of the owner's: it is nobody's, until what this returns is called, in the thread whose it is then.
-        That calls `parts`, too, and raises ClosedError, Fenced, NestedCall.
+        """Disown it, in a turn of the owner's. The thread that calls the returned function becomes the owner.
+
+        That function then calls `parts`. It raises ClosedError, Fenced, NestedCall.
         """
         self._thread = NOBODY
         return partial(self._adopt, parts)
@@ -203,35 +205,35 @@ class Guard:
 
 
 def is_refusal(error: BaseException) -> bool:
-    """Whether a call raised it before it changed anything. A NestedCall is a handler's, which broke the call off."""
+    """Return whether a call raised it before any change. A NestedCall is not: a handler interrupted the call by it."""
     return isinstance(error, Misuse) and not isinstance(error, NestedCall)
 
 
 class Guarded(Closing):
-    """A mixin: the context manager that closes itself, and has failed if its block raises."""
+    """A mixin: a context manager that closes itself, and fails if its block raises."""
 
     __slots__ = ()
     _guard: Guard
 
     def __reduce_ex__(self, _: object) -> NoReturn:
-        raise TypeError(f"a {type(self).__name__} is neither copied nor pickled: open another one")
+        raise TypeError(f"a {type(self).__name__} cannot be copied or pickled: open another one")
 
     def _check_turn(self) -> None:
         """Raise NestedCall inside of a call that takes no turn."""
 
     @staticmethod
     def turn(method: Callable[Concatenate[G, P], R]) -> Callable[Concatenate[G, P], R]:
-        """Makes a method a call that is alone, of one that is open. Raises ClosedError, Fenced, NestedCall."""
+        """Guard a method: one call at a time, while open. Calls raise ClosedError, Fenced, NestedCall."""
         return Guarded._alone(method, Guard.check, Guard.check_life)
 
     @staticmethod
     def last_turn(method: Callable[Concatenate[G, P], R]) -> Callable[Concatenate[G, P], R]:
-        """As `turn`, for the end of it. Raises ClosedError, NestedCall."""
+        """Guard a method that closes. Calls raise ClosedError, NestedCall."""
         return Guarded._alone(method, Guard.check_end, lambda _: None)
 
     @staticmethod
     def late_turn(method: Callable[Concatenate[G, P], R]) -> Callable[Concatenate[G, P], R]:
-        """As `turn`, for what may be asked of one that has failed, too. Raises ClosedError, NestedCall."""
+        """Guard a method that also works after a failure. Calls raise ClosedError, NestedCall."""
         return Guarded._alone(method, Guard.check_owner, lambda _: None)
 
     @staticmethod
@@ -246,7 +248,7 @@ class Guarded(Closing):
             self._check_turn()
             try:
                 try:
-                    guard.user = NOBODY  # A call that came until now is over, and may have ended it.
+                    guard.user = NOBODY  # A handler's call before this is over, and may have ended the writer.
                     if guard.life is not Life.OPEN:
                         check_again(guard)
                     return method(self, *args, **kwargs)

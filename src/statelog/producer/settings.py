@@ -1,4 +1,4 @@
-"""`WriterSettings`: how a writer batches its changes and bounds its memory; `WriterStatistics`: what came of it.
+"""`WriterSettings`: how a writer batches its changes and bounds its memory; `WriterStatistics`: what it measured.
 
 Nothing is counted per change: a counter moves once per chunk, checkpoint or commit.
 """
@@ -19,7 +19,7 @@ _MOST_INLINE = 64 << 10
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WriterSettings:
-    """How a writer batches and bounds. The defaults measured best; see `bench`. Raises ConfigError.
+    """How a writer batches changes and bounds memory. The defaults measured best; see `bench`. Raises ConfigError.
 
         >>> settings = WriterSettings(in_flight_bytes_max=16 << 20)
         >>> with Writer(log, "web", settings=settings) as writer:
@@ -30,13 +30,13 @@ class WriterSettings:
     roll_rows               single changes wait in plain lists until so many have come, then become Arrow
     list_bytes              ... or until they take so many bytes
     roll_bytes              Arrow changes of this size are split by partition and sent ahead of any checkpoint, which
-                            then finds little left to send. By default eight partitions get a chunk each, and no small
-                            rest of one
-    chunk_bytes             the size that a chunk aims at; less where the log's topics allow less
+                            then has little left to send. By default each of eight partitions gets one chunk, and no
+                            small rest
+    chunk_bytes             the target size of a chunk; less where the log's topics allow less
     in_flight_bytes_max     above it, appending blocks
     stall_timeout_s         waiting fails after so long without any delivery report; a slow link still makes progress
-    inline_bytes            a commit of at most so many bytes of changes carries them in its own record of the ledger,
-                            while that carries less than 1 MiB a second; 0 for never
+    inline_bytes            a commit of at most so many bytes of changes carries them in its own ledger record, while
+                            the ledger carries less than 1 MiB a second; 0 for never
     local_copies            a directory for a copy of every change set, which `recover` can read instead of Kafka. Not
                             for durability
     local_copies_bytes_max  above it the oldest copies of this writer go; each counts as 4 KiB at least
@@ -90,37 +90,38 @@ class Summary:
         return self.total / self.count if self.count else 0.0
 
     def with_value(self, value: float) -> "Summary":
-        """Once more."""
+        """Return the summary with one more value."""
         return Summary(count=self.count + 1, total=self.total + value, largest=max(self.largest, value), last=value)
 
 
 @dataclass(slots=True, kw_only=True)
 class WriterStatistics:
-    """One life of a writer so far, of which only its own thread counts: `Writer.statistics` gives a copy. Times are in
-    seconds, sizes in bytes of record values before compression.
+    """One life of a writer so far. Only its own thread counts; `Writer.statistics` returns a copy.
 
-    changes            appended, by what was handed to the client and what waits
+    Times are in seconds, sizes in bytes of record values before compression.
+
+    changes            appended changes: those that were given to the client, and those that wait
     buffered_changes   of these, the ones that wait
     change_sets        rolled over with at least one change
     chunk_bytes        the chunks that were sent: their number and sizes
-    chunk_s            how long chunks that are durable took, from the send to Kafka's answer
+    chunk_s            how long durable chunks took, from the send to Kafka's answer
     failed_chunks      chunks whose delivery failed or is unknown
     persists_ahead     times that a full buffer was sent before any checkpoint asked for it
     blocked_s          waits for room in flight
-    persist_s          checkpoints that became durable: from the call of persist until that was seen
+    persist_s          durable checkpoints: from the call of persist until durability was observed
     full_bytes         all that the newest durable checkpoint's handle lists, earlier unconfirmed ones included
     incremental_bytes  what that checkpoint added
-    confirm_s          commits that the ledger shows valid
+    confirm_s          valid commits: from the send until the ledger showed them valid
     commit_attempts    how many Commits these took: 1 each, and 1 more for each that an Open had shown to be lost
     confirm_failures   commits that were refused, void, failed or stayed unknown
     carried_commits    commits that were sent with their changes, as one record
-    settled_commits    of the valid ones, those whose outcome was unknown until a new Open settled it
+    settled_commits    of the valid ones, those whose outcome was unknown until a new Open resolved it
     in_flight_bytes    chunks that were sent and not reported yet; `in_flight_chunks` is their number
     local_copy_failures  change sets without a local copy because the local disk failed
     available          whether a whole chunk could be sent now without waiting
 
-    There are no attempts of chunks: each is handed over once. How often the client sends it within its delivery timeout
-    librdkafka tells neither by record nor in sum (its `txretries` counts other requests); it shows in `chunk_s`.
+    There is no count of chunk attempts: each chunk is handed over once. librdkafka does not report how often it sends a
+    record within its delivery timeout (its `txretries` counts other requests), but retries show in `chunk_s`.
     """
 
     changes: int = 0
