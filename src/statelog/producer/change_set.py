@@ -1,20 +1,20 @@
-"""`ChangeSet`: one change set on its way to the log: held, cut into chunks, sent, durable; and
-`LocalCopies`, a writer's local copies of them: when they are made, and when they go.
+"""`ChangeSet`: one change set on its way to the log: held, cut into chunks, sent, durable. `LocalCopies`: when a writer
+makes and drops its local copies of them.
 
-A committed change set stays in the tail that a recovery replays until a snapshot covers it, and so does its copy:
+A committed change set stays in the tail that recoveries replay until a snapshot covers it, and so does its copy:
 
-- persist registers it; from then on it is whole, or there is none.
-- confirm drops nothing.
-- reset drops what the aborted checkpoint and those before it hold, unless it is committed.
-- truncate drops what is committed below its number.
-- Above `local_copies_bytes_max` the oldest go first, those of earlier lives included: snapshots cover them first. Each
+- persist registers the copy; from then on it is whole, or there is none.
+- confirm drops none.
+- reset drops the uncommitted copies of the aborted checkpoint and of those before it.
+- truncate drops the copies of committed change sets below its number.
+- Above `local_copies_bytes_max` the oldest go first, earlier lives' included: snapshots cover them first. Each
   counts as at least one disk block, which bounds the number of small ones, too.
-- close drops what no checkpoint holds. A persisted handle may be adopted, so the copies of its change sets stay.
+- close drops the copies that no checkpoint holds. A persisted handle may be adopted, so its copies stay.
 
 Invariants:
 - Chunks of a partition carry index 0, 1, 2 ... in the order in which they were sent.
-- It is durable if and only if every delivery report is OK. A failed or unknown report fails the whole set: its number
-  is never used again, and nothing of it will ever be listed.
+- A change set is durable if and only if every delivery report is OK. A failed or unknown report fails all of it: its
+  number is never used again, and no commit ever lists it.
 - Whatever the local disk does, nothing here raises OSError.
 """
 
@@ -45,14 +45,14 @@ _BLOCK_BYTES = 4096
 
 
 class LocalCopies:
-    """The copies of one writer, over all its epochs in this process. Makes none if the settings name no directory."""
+    """One writer's copies, over all its epochs in this process. Makes none if the settings name no directory."""
 
     def __init__(self, settings: WriterSettings, meter: WriterStatistics, grant: Grant) -> None:
         self._directory = settings.local_copies
         self._bytes_max = settings.local_copies_bytes_max
         self._meter = meter
-        self._kept: dict[int, LocalCopy] = {}
-        self._kept_bytes = 0
+        self._copies: dict[int, LocalCopy] = {}
+        self._size_bytes = 0
         self._earlier: deque[tuple[Path, int]] = deque()
         if self._directory is None:
             return
@@ -60,35 +60,35 @@ class LocalCopies:
             for path in copies_of_writer(self._directory, grant.descriptor.name, grant.writer):
                 cost = _cost(path.stat().st_size)
                 self._earlier.append((path, cost))
-                self._kept_bytes += cost
+                self._size_bytes += cost
         except OSError:
             self._meter.local_copy_failures += 1
 
     def new(self, grant: Grant, sqn: int) -> LocalCopy | None:
-        """The copy of a change set that is about to be sent under `grant`."""
+        """Begin the copy of a change set that is about to be sent under `grant`."""
         if self._directory is None:
             return None
         descriptor = grant.descriptor
         directory = attempt_directory(self._directory, descriptor.name, grant.writer, grant.epoch, grant.nonce)
-        self._kept[sqn] = LocalCopy(directory, sqn)
-        return self._kept[sqn]
+        self._copies[sqn] = LocalCopy(directory, sqn)
+        return self._copies[sqn]
 
     def completed(self, sqn: int) -> None:
-        """The change set `sqn` is durable, and its copy whole, or there is none."""
-        copy = self._kept.get(sqn)
+        """Note that the change set `sqn` is durable. Its copy is whole now, or there is none."""
+        copy = self._copies.get(sqn)
         if copy is None:
             return
         if copy.error is not None:
             self._meter.local_copy_failures += 1
-            del self._kept[sqn]
+            del self._copies[sqn]
         else:
-            self._kept_bytes += _cost(copy.size_bytes)
-        while self._kept_bytes > self._bytes_max and self._drop_oldest():
+            self._size_bytes += _cost(copy.size_bytes)
+        while self._size_bytes > self._bytes_max and self._drop_oldest():
             pass
 
     def discard(self, first_sqn: int, end_sqn: int) -> None:
         """Remove the copies of the numbers from `first_sqn` to below `end_sqn`."""
-        for sqn in [sqn for sqn in self._kept if first_sqn <= sqn < end_sqn]:
+        for sqn in [sqn for sqn in self._copies if first_sqn <= sqn < end_sqn]:
             self._drop(sqn)
 
     def _drop_oldest(self) -> bool:
@@ -96,26 +96,26 @@ class LocalCopies:
             path, cost = self._earlier.popleft()
             with contextlib.suppress(OSError):
                 path.unlink(missing_ok=True)
-                path.parent.rmdir()  # An epoch's directory goes with its last copy; until then this is refused.
-            self._kept_bytes -= cost
-        elif self._kept:
-            self._drop(next(iter(self._kept)))
-        return bool(self._earlier or self._kept)
+                path.parent.rmdir()  # Fails until the last copy of the epoch is deleted.
+            self._size_bytes -= cost
+        elif self._copies:
+            self._drop(next(iter(self._copies)))
+        return bool(self._earlier or self._copies)
 
     def _drop(self, sqn: int) -> None:
-        copy = self._kept.pop(sqn)
-        self._kept_bytes -= _cost(copy.size_bytes)
+        copy = self._copies.pop(sqn)
+        self._size_bytes -= _cost(copy.size_bytes)
         copy.discard()
 
 
 def _cost(size_bytes: int) -> int:
-    """What a copy counts for; nothing before it is whole."""
+    """Return the bytes that a copy counts for; 0 before it is whole."""
     return max(size_bytes, _BLOCK_BYTES) if size_bytes else 0
 
 
 @dataclass(slots=True)
 class _PartitionPart:
-    """What one partition has of the change set. Reports come in the order of sending, so `offsets` grow."""
+    """One partition's part of a change set. Reports come in the order of sending, so `offsets` grow."""
 
     chunks: int = 0
     changes: int = 0
@@ -126,7 +126,7 @@ class _PartitionPart:
 
 
 def carried_of(changes: Changes, descriptor: Descriptor, value_schema_id: int) -> tuple[Inline, bytes]:
-    """Changes as a ledger record carries them: what its head says of them, and the batch."""
+    """Return changes as a ledger record carries them: their description in its head, and the batch."""
     groups = key_groups_in(changes)
     found = sorted(set(groups if isinstance(groups, Sequence) else np.unique(groups).tolist()))
     batch = bytes(memoryview(changes.serialize()))
@@ -142,7 +142,7 @@ def carried_of(changes: Changes, descriptor: Descriptor, value_schema_id: int) -
 
 
 class ChangeSet:
-    """The change set of number `sqn`. It is sent through one outbox, under that one's grant, and copied to `copy`."""
+    """The change set of number `sqn`. It is sent through one outbox, under its grant, and copied to `copy`."""
 
     def __init__(self, sqn: int) -> None:
         self.sqn = sqn
@@ -154,12 +154,12 @@ class ChangeSet:
 
     @property
     def is_empty(self) -> bool:
-        """Whether it has no change at all."""
+        """Whether it has no change."""
         return not self._parts and not self._held
 
     @property
     def is_begun(self) -> bool:
-        """Whether any chunk was handed to the client."""
+        """Whether the client was given any chunk."""
         return bool(self._parts)
 
     @property
@@ -173,11 +173,11 @@ class ChangeSet:
         return not self._missing and not self._held
 
     def hold(self, changes: Changes) -> None:
-        """Take changes to be sent."""
+        """Add changes, to be sent later."""
         self._held.append(changes)
 
     def send(self, outbox: Outbox) -> None:
-        """Send what is held, in order. Blocks while too much is in flight. Raises PersistFailed, Unavailable."""
+        """Send the held changes in order. Block while too much is in flight. Raises PersistFailed, Unavailable."""
         if self._held:
             held, self._held = self._held, []
             for changes in held:
@@ -186,7 +186,7 @@ class ChangeSet:
                 self.copy.pause()
 
     def entries(self, outbox: Outbox) -> tuple[Entry, ...]:
-        """The entries by partition, once everything has landed. Raises PersistFailed."""
+        """Return the entries by partition, once everything has landed. Raises PersistFailed."""
         if self._entries is None:
             self._entries = tuple(self._entry(outbox, *part) for part in sorted(self._parts.items()))
             if self.copy is not None:
@@ -198,7 +198,7 @@ class ChangeSet:
         witness = outbox.witness()
         for partition, piece, key_groups in pieces:
             self._send_chunk(outbox, partition, piece, key_groups, witness)
-        for partition, _, key_groups in pieces:  # While the brokers have the chunks.
+        for partition, _, key_groups in pieces:  # While the brokers handle the chunks.
             self._add_key_groups(outbox.grant.descriptor, partition, key_groups)
         outbox.meter.changes += changes.num_rows
         outbox.poll()
@@ -260,12 +260,12 @@ class ChangeSet:
 
 
 def _pieces(outbox: Outbox, changes: Changes) -> Iterator[tuple[int, Changes]]:
-    """By partition, ascending, and in pieces that fit in a chunk, as few changes always do."""
+    """Yield the changes by ascending partition, in pieces that fit in a chunk. `FewChanges` always fit."""
     descriptor = outbox.grant.descriptor
     if isinstance(changes, FewChanges):
         yield from changes.split(descriptor.partitions, descriptor.key_groups)
         return
-    is_small = fits(changes, outbox.chunk_bytes)  # Asked once, not by slice.
+    is_small = fits(changes, outbox.chunk_bytes)  # Checked once, not for each slice.
     for partition, batch in split(changes, descriptor.partitions, descriptor.key_groups):
         pieces = [batch] if is_small else chunk_slices(batch, outbox.chunk_bytes, outbox.change_bytes_max)
         yield from ((partition, piece) for piece in pieces)

@@ -1,10 +1,10 @@
 """`Outbox`: the records in flight under one grant, the limit on their bytes, and the first failure.
 
 Invariants:
-- Bytes in flight count from a record's send to its report, good or bad, and never exceed the limit, unless a
-  single record is larger. A send that would exceed it waits, and polls meanwhile.
+- A record's bytes are in flight from its send to its report, good or bad. They never exceed the limit, unless a single
+  record is larger. A send that would exceed it waits, and polls meanwhile.
 - No timer fails records that make progress: the limit is on the time without any report, not on the total time.
-- Callbacks only take notes, and never raise. They run inside `poll`, in the owner's thread.
+- Callbacks only record results, and never raise. They run inside `poll`, in the owner's thread.
 - Nothing is sent twice, and after a failure nothing more is sent.
 """
 
@@ -22,7 +22,7 @@ from statelog.schemas.key_groups import key_groups_of_partition
 from statelog.schemas.ledger.place import Place
 from statelog.schemas.names import data_topic
 
-_GRACE_S = 5.0  # If the client gives up before we do, wait for its own reason.
+_GRACE_S = 5.0  # Time for the client to give up first, and report its own reason.
 _POLL_S = 0.1
 _AGAIN = "Open the writer again and resume the source from last_commit"
 
@@ -50,7 +50,7 @@ class Outbox:
     ) -> None:
         self.grant = grant
         self.witness = witness or (lambda: grant.witness)
-        """How far the ledger was folded, as every chunk names it."""
+        """The place up to which the ledger was folded; every chunk names it."""
         self.change_bytes_max = grant.change_bytes_max
         self.chunk_bytes = min(settings.chunk_bytes, self.change_bytes_max)
         self.meter = meter or WriterStatistics()
@@ -62,7 +62,7 @@ class Outbox:
         self._limit = settings.in_flight_bytes_max
         self._stall_s = min(settings.stall_timeout_s, producer.delivery_timeout_s + _GRACE_S)
         self._reports = 0
-        self._given_up = 0
+        self._counted_failed = 0
         """How many of the chunks in flight count as failed already."""
         self._clock = clock
 
@@ -72,7 +72,7 @@ class Outbox:
         return self._has_room(self.chunk_bytes) and self.failure is None
 
     def send(self, sqn: int, partition: int, value: bytes, landed: Callable[[int], None]) -> None:
-        """Send a record of the change set `sqn`; `landed` gets its offset. Blocks while too much is in flight.
+        """Send a record of the change set `sqn`; `landed` gets its offset. Block while too much is in flight.
 
         Raises PersistFailed, also for an earlier record; ValueTooLarge, Unavailable.
         """
@@ -88,9 +88,7 @@ class Outbox:
         self.meter.chunk_bytes = self.meter.chunk_bytes.with_value(size)
 
     def send_witness(self, seen: Place) -> None:
-        """Send a void chunk that says how far the ledger was folded, if there is room. Nobody waits for it, and no
-        commit hangs on it.
-        """
+        """Send a void chunk that names a folded place, if there is room. No call waits for it; no commit needs it."""
         descriptor, partition = self.grant.descriptor, self.grant.partitions[0]
         first = key_groups_of_partition(partition, descriptor.partitions, descriptor.key_groups).start
         chunk = encode_chunk(
@@ -104,7 +102,7 @@ class Outbox:
             key_groups=(first,),
             body=memoryview(b""),
         )
-        with suppress(StatelogError):  # The commit that it went along with is sent already.
+        with suppress(StatelogError):  # The commit that it accompanies is already sent.
             self._producer.send(self._topic, partition, chunk.value, lambda _: None)
 
     def poll(self) -> None:
@@ -112,9 +110,9 @@ class Outbox:
         self._producer.poll(0)
 
     def wait(self, sqn: int, done: Callable[[], bool], timeout_s: float | None = None) -> bool:
-        """Poll until `done`, for at most `timeout_s`; returns whether it is done.
+        """Poll until `done`, for at most `timeout_s`. Return whether it is done.
 
-        After `stall_timeout_s` without any report the change set `sqn` has failed.
+        After `stall_timeout_s` without any report, the change set `sqn` fails.
         """
         if done():
             return True
@@ -129,15 +127,15 @@ class Outbox:
             if self._reports != reports:
                 heard_s = now_s
             elif now_s >= stalled_s:
-                self.meter.failed_chunks += self.in_flight_chunks - self._given_up
-                self._given_up = self.in_flight_chunks
+                self.meter.failed_chunks += self.in_flight_chunks - self._counted_failed
+                self._counted_failed = self.in_flight_chunks
                 self.fail(sqn, f"no delivery report within {self._stall_s:g} s")
                 return done()
             if timeout_s is not None and now_s >= started_s + timeout_s:
                 return False
 
     def fail(self, sqn: int, reason: str, hint: str = _AGAIN) -> None:
-        """Note that the change set `sqn` may not be in the log. Keeps the earliest such note."""
+        """Record that the change set `sqn` may not be in the log, unless an earlier one is recorded."""
         if self.failure is None or sqn < self.failure.sqn:
             self.failure = Failure(sqn, reason, hint)
 
@@ -157,7 +155,7 @@ class Outbox:
         return self.in_flight_bytes + size <= self._limit or self.in_flight_chunks == 0
 
     def _block(self, sqn: int, done: Callable[[], bool]) -> None:
-        """Wait for room, or for a failure, after which nothing more is sent."""
+        """Wait for room. Raises PersistFailed after a failure, when nothing more is sent."""
         started_s = self._clock()
         self.wait(sqn, lambda: self.failure is not None or done())
         self.meter.blocked_s = self.meter.blocked_s.with_value(self._clock() - started_s)
@@ -168,8 +166,8 @@ class Outbox:
             self.in_flight_chunks -= 1
             self.in_flight_bytes -= size
             self._reports += 1
-            is_counted = self._given_up > 0
-            self._given_up -= is_counted
+            is_counted = self._counted_failed > 0
+            self._counted_failed -= is_counted
             if delivery.status is DeliveryStatus.OK:
                 self.meter.chunk_s = self.meter.chunk_s.with_value(delivery.latency_s)
                 landed(delivery.offset)

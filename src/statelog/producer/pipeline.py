@@ -1,11 +1,10 @@
 """`Pipeline`: the change sets of one writer's life, from append to durable. Checkpoints wait on it.
 
-Owns the active change set, those rolled over, the unconfirmed checkpoints, and the sequence that tracks where each is.
-Never opens, never commits.
+Owns the active change set, those rolled over, the unconfirmed checkpoints, and the sequence that tracks them all. Never
+opens, never commits.
 
-`Sequence` is one frozen value, pure: which change sets are sent, durable, in a checkpoint, committed. A
-change set's number is its SQN. Change sets are sent, persisted and confirmed in the order of their numbers, so a few
-boundaries say everything; each is the first number that is not there yet:
+`Sequence` is one frozen, pure value: which change sets are sent, durable, in a checkpoint, committed. Change sets are
+sent, persisted and confirmed in the order of their numbers (SQN). Each boundary is the first number not there yet:
 
     1 ..... confirmed <= held <= sent <= next        confirmed <= durable <= sent
             history      in a    sent as the active
@@ -16,8 +15,8 @@ Invariants:
 - A change set is sent once. A later checkpoint that needs it waits for the same delivery reports.
 - Uncommitted change sets stay here, so the next checkpoint includes them.
 - A number is never used twice, and no boundary ever moves back.
-- A failure takes every later change set of the writer with it: none of them can become durable any more.
-- Truncation forgets nothing that an unconfirmed checkpoint holds.
+- A failure fails every later change set of the writer, too: none of them can become durable.
+- Truncation drops nothing that an unconfirmed checkpoint holds.
 """
 
 from collections.abc import Callable, Mapping
@@ -50,38 +49,38 @@ class Sequence(NamedTuple):
     truncated: int = INITIAL
     failed: int | None = None
 
-    # ---- what happens, in this order
+    # ---- events, in this order
 
     def rolled_over(self) -> "Sequence":
-        """The active change set ends; the next one begins."""
+        """End the active change set, and begin the next one."""
         return self._replace(next=self.next + 1)
 
     def all_sent(self) -> "Sequence":
-        """Everything that was rolled over is with the client."""
+        """Note that the client has everything that was rolled over."""
         return self if self.sent == self.next else self._replace(sent=self.next)
 
     def all_held(self) -> "Sequence":
-        """Everything that was sent is in a checkpoint."""
+        """Note that everything that was sent is in a checkpoint."""
         return self if self.held == self.sent else self._replace(held=self.sent)
 
     def durable_below(self, end_sqn: int) -> "Sequence":
-        """Every delivery report below `end_sqn` is there, and good."""
+        """Note that every delivery report below `end_sqn` has come, and is good."""
         assert self.durable <= end_sqn <= self.sent
         assert self.failed is None or end_sqn <= self.failed
         return self._replace(durable=end_sqn)
 
     def fails(self, sqn: int) -> "Sequence":
-        """A chunk of this change set is not surely in the log."""
+        """Note that a chunk of this change set may not be in the log."""
         assert self.durable <= sqn <= self.next
         return self._replace(failed=sqn if self.failed is None else min(sqn, self.failed))
 
     def confirmed_below(self, end_sqn: int) -> "Sequence":
-        """A commit made everything below `end_sqn` history. What is history already stays so."""
+        """Note that a commit made everything below `end_sqn` history. History stays history."""
         assert end_sqn <= min(self.held, self.durable)
         return self._replace(confirmed=max(self.confirmed, end_sqn))
 
     def truncated_below(self, sqn: int) -> "Sequence":
-        """Nothing starts below `sqn` any more. Raises SequenceAhead, Misuse if no checkpoint holds what goes."""
+        """Let nothing start below `sqn` any more. Raises SequenceAhead; Misuse if it would drop unheld changes."""
         self.check_end(sqn)
         if sqn > self.held:
             raise Misuse(
@@ -92,12 +91,11 @@ class Sequence(NamedTuple):
             )
         return self._replace(truncated=max(self.truncated, sqn))
 
-    # ---- what is refused
+    # ---- refusals
 
     def check_start(self, from_sqn: int | None) -> None:
-        """Refuse a persist from here on; None is the first number that is not history.
-
-        Raises PersistFailed if the range holds a change set that failed, SequenceTruncated, SequenceAhead.
+        """Raise PersistFailed if a persist from here on (None: from the end of history) would hold a failed change set.
+        Raise SequenceTruncated or SequenceAhead for a wrong number.
         """
         start = self.confirmed if from_sqn is None else from_sqn
         if self.failed is not None and start <= self.next:
@@ -124,7 +122,7 @@ class Sequence(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PendingStep:
-    """What a checkpoint adds, durable or not: its change sets, all of them below `end_sqn`, and its meta records."""
+    """The additions of a checkpoint, durable or not: its change sets, all below `end_sqn`, and its meta records."""
 
     checkpoint_id: int
     end_sqn: int
@@ -141,11 +139,11 @@ class Pipeline:
         self.steps: list[PendingStep] = []
         self.copies = LocalCopies(settings, outbox.meter, outbox.grant)
         self.outbox = outbox
-        """What is on its way. Another one only if that is nothing, and nothing was sent that is not history."""
+        """Chunks on their way. Replace it only while it is empty, and everything that was sent is history."""
         self._ahead_bytes = settings.roll_bytes
         self._active = ChangeSet(INITIAL)
         self._sets: list[ChangeSet] = []
-        """Those that were rolled over, in order, but for those that are durable and in a checkpoint."""
+        """The change sets that were rolled over, in order, without those that are durable and in a checkpoint."""
         self._unsent_bytes = 0
 
     def _from(self, sqn: int) -> list[ChangeSet]:
@@ -153,12 +151,12 @@ class Pipeline:
 
     @property
     def unsent_changes(self) -> int:
-        """How many changes wait here to be sent. From any thread."""
+        """How many changes wait here to be sent. Callable from any thread."""
         return sum(change_set.held_changes for change_set in self._sets)
 
     @property
     def meta_bytes(self) -> int:
-        """How many bytes of meta records are in checkpoints that no commit has confirmed."""
+        """The bytes of meta records in checkpoints that no commit has confirmed."""
         return sum(step.meta_bytes for step in self.steps)
 
     @property
@@ -167,16 +165,15 @@ class Pipeline:
         return self._active.is_empty and self.sequence.held == self.sequence.next and not self.steps
 
     def is_beyond(self, checkpoint_id: int) -> bool:
-        """Whether anything was sent, or persisted, that this checkpoint does not hold."""
+        """Return whether anything was sent or persisted that this checkpoint does not hold."""
         is_ahead = self._active.is_begun or self.sequence.sent > self.sequence.held
         return is_ahead or any(step.checkpoint_id > checkpoint_id for step in self.steps[-1:])
 
     # ---- appended
 
     def roll_over(self, changes: Changes | None) -> None:
-        """End the active change set with these last changes. An empty one stays active: it needs no other number.
-
-        What waits is sent once it is enough. Raises PersistFailed, Unavailable.
+        """End the active change set with these last changes; an empty one stays active. Send the waiting ones once they
+        are large enough. Raises PersistFailed, Unavailable.
         """
         self._roll_over(changes)
         if changes is not None:
@@ -197,8 +194,8 @@ class Pipeline:
     # ---- persisted
 
     def hold(self, checkpoint_id: int, changes: Changes | None, meta: Mapping[str, bytes | None]) -> PendingStep:
-        """Roll over, with these last changes; send what is not sent yet, and make all that no checkpoint holds a
-        checkpoint. Raises PersistFailed, Unavailable.
+        """Roll over with these last changes, send everything, and make a checkpoint of the change sets that have none.
+        Raises PersistFailed, Unavailable.
         """
         self._roll_over(changes)
         self._send_rolled()
@@ -215,9 +212,7 @@ class Pipeline:
         return step
 
     def carry(self, checkpoint_id: int) -> None:
-        """The change set that was rolled over, the only one that is not history, goes with its commit's own record:
-        nothing of it is sent here, and it is as durable as that.
-        """
+        """Note that the commit's own record carries the one change set that is rolled over and not yet history."""
         self.outbox.meter.changes += self.unsent_changes
         self.sequence = self.sequence.all_sent().all_held().durable_below(self.sequence.next)
         self._sets, self._unsent_bytes = [], 0
@@ -226,27 +221,27 @@ class Pipeline:
         )
 
     def take_reports(self) -> None:
-        """Note what has become durable, and what failed, as far as the delivery reports have come."""
+        """Note which change sets are durable, and which failed, by the delivery reports so far."""
         for first in self._from(self.sequence.durable):
             failure = self.outbox.failure
-            # A report that comes after its change set was given up changes nothing any more.
-            given_up = failure is not None and failure.sqn <= first.sqn
-            if first.sqn >= self.sequence.sent or not first.all_landed or given_up:
+            # A report that comes after its change set failed changes nothing.
+            has_failed = failure is not None and failure.sqn <= first.sqn
+            if first.sqn >= self.sequence.sent or not first.all_landed or has_failed:
                 break
-            with suppress(PersistFailed):  # Which is noted below.
+            with suppress(PersistFailed):  # Noted below.
                 first.entries(self.outbox)
                 self.copies.completed(first.sqn)
-                # Last: after an interrupt the next look begins with it once more.
+                # Last, so that after an interrupt the next call repeats this change set.
                 self.sequence = self.sequence.durable_below(first.sqn + 1)
         self._sets = self._from(min(self.sequence.durable, self.sequence.held))
         if self.outbox.failure is not None:
             self.sequence = self.sequence.fails(self.outbox.failure.sqn)
 
     def wait(self, end_sqn: int, timeout_s: float | None) -> bool:
-        """Wait until everything below `end_sqn` is durable; False if the time is over. Raises PersistFailed."""
+        """Wait until everything below `end_sqn` is durable. Return False after `timeout_s`. Raises PersistFailed."""
         self.take_reports()
         if self.sequence.durable < end_sqn:
-            self.outbox.wait(self.sequence.durable, self._is_settled(end_sqn), timeout_s)
+            self.outbox.wait(self.sequence.durable, self._has_outcome(end_sqn), timeout_s)
             self.take_reports()
         if self.sequence.durable >= end_sqn:
             return True
@@ -255,19 +250,19 @@ class Pipeline:
         return False
 
     def step(self, pending: PendingStep) -> Step:
-        """What a handle says of a checkpoint that is durable."""
+        """Return a durable checkpoint as handles list it."""
         entries = tuple(entry for change_set in pending.change_sets for entry in change_set.entries(self.outbox))
         return Step(checkpoint_id=pending.checkpoint_id, entries=entries, meta=dict(pending.meta))
 
     # ---- confirmed, or not
 
     def confirm(self, checkpoint_id: int) -> None:
-        """A commit made the checkpoints up to this one history."""
+        """Note that a commit made the checkpoints up to this one history."""
         while self.steps and self.steps[0].checkpoint_id <= checkpoint_id:
             self.sequence = self.sequence.confirmed_below(self.steps.pop(0).end_sqn)
 
     def reset(self, checkpoint_id: int) -> None:
-        """The last checkpoint was aborted: its local copies and those of earlier ones go. An older one is ignored."""
+        """Drop the local copies of the last checkpoint, which was aborted, and of earlier ones. Ignore an older one."""
         if self.steps and self.steps[-1].checkpoint_id == checkpoint_id:
             self.copies.discard(self.sequence.confirmed, self.sequence.held)
 
@@ -301,11 +296,11 @@ class Pipeline:
             change_set.copy = self.copies.new(self.outbox.grant, change_set.sqn)
         change_set.send(self.outbox)
 
-    def _is_settled(self, end_sqn: int) -> Callable[[], bool]:
-        """Whether everything below `end_sqn` has landed, or some of it failed."""
+    def _has_outcome(self, end_sqn: int) -> Callable[[], bool]:
+        """Make a test of whether everything below `end_sqn` has landed, or some of it failed."""
         awaited = [one for one in self._from(self.sequence.durable) if one.sqn < end_sqn]
 
-        def settled() -> bool:
+        def has_outcome() -> bool:
             failure = self.outbox.failure
             if failure is not None and failure.sqn < end_sqn:
                 return True
@@ -313,4 +308,4 @@ class Pipeline:
                 awaited.pop()
             return not awaited
 
-        return settled
+        return has_outcome
