@@ -1,15 +1,14 @@
-"""`Committer`: writes commits under a grant, and settles those whose outcome is unknown.
+"""`Committer`: writes commits under a grant, and resolves unknown outcomes. Pure functions below it decide which
+handles may go together, and make their record.
 
-The rules stand below it, as pure functions: which handles go together, and the record that they make.
-
-Used by a writer, by a coordinator whose tasks run elsewhere, and by Spark's commit process.
+Writers, coordinators whose tasks run elsewhere, and Spark's commit process use it.
 
 Invariants:
 - The ledger decides whether a commit is valid; a timeout decides nothing.
-- A commit is never sent twice. If its outcome is unknown, a new Open (through a new producer) settles it: the commit
+- A commit is never sent twice. If its outcome is unknown, a new Open (through a new producer) resolves it: the commit
   lies before that Open and is valid, or it never will be. Only then are the same handles committed again.
 - A re-open never takes the epoch back from another writer.
-- After a commit that did not end well nothing more is committed: a new life reads what became of it.
+- After a commit that did not end well nothing more is committed: a new life reads its outcome.
 """
 
 from collections.abc import Callable, Sequence
@@ -45,9 +44,9 @@ from statelog.schemas.ledger.state import LastCommit
 T = TypeVar("T")
 
 Carried = tuple[Inline | None, bytes]
-"""Changes that a commit carries: what its head says of them, and the batch."""
+"""Changes that a commit carries: their description in its head, and the batch."""
 NOTHING: Carried = (None, b"")
-_SETTLE_ATTEMPTS = 3
+_RESOLVE_ATTEMPTS = 3
 _AGAIN = "Open it again and resume from last_commit"
 
 
@@ -61,7 +60,7 @@ class _End(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _UnderWay:
-    """A Commit that was sent, what it was made of, and how far the ledger was folded before."""
+    """A Commit that was sent, its parts, and the position that was folded before."""
 
     commit: Commit
     handles: Sequence[Handle]
@@ -73,7 +72,7 @@ class _UnderWay:
 
 
 class Committer:
-    """Commits handles for one writer. Owns the producer in `opened`; settling an outcome replaces it. If the grant
+    """Commits handles for one writer. Owns the producer in `opened`; to resolve an outcome replaces it. If the grant
     `is_shared`, other processes may commit under it, too.
     """
 
@@ -82,7 +81,7 @@ class Committer:
         self._is_shared = is_shared
         self.last = opened.last
         self.attempts = 0
-        """How many Commits the newest checkpoint took: 1, plus 1 for each that was lost."""
+        """The number of Commits sent for the newest checkpoint: 1, plus 1 for each that was lost."""
         self._end: _End | None = None
         self._under_way: _UnderWay | None = None
         self._log = log
@@ -95,11 +94,11 @@ class Committer:
 
     @property
     def place(self) -> Place:
-        """The folded ledger position, below which everything acknowledged lies, and the record below it."""
+        """The folded ledger position and the record below it. Everything acknowledged lies below."""
         return self._log.history.place
 
     def ask(self, question: Callable[[LedgerFold], T]) -> T:
-        """Answer a question by the ledger, as far as this process has read it."""
+        """Answer a question from the ledger, as far as this process has folded it."""
         return self._log.history.ask(question)
 
     @property
@@ -126,8 +125,9 @@ class Committer:
         final: bool,
         carried: Carried = NOTHING,
     ) -> None:
-        """Send a Commit, of handles or of changes that its record carries, for `finish` to take its outcome. Raises
-        CheckpointMismatch and other misuse before anything is sent, ClosedError, Fenced, Unavailable.
+        """Send a Commit of handles, or of changes that its record carries. `finish` takes its outcome.
+
+        Raises CheckpointMismatch and other misuse before anything is sent, ClosedError, Fenced, Unavailable.
         """
         if self._end is _End.OVERTAKEN:
             raise Fenced(self._end.value, **self.grant.facts, hint=_AGAIN)
@@ -158,14 +158,14 @@ class Committer:
         )
 
     def is_answered(self, timeout_s: float) -> bool:
-        """Whether `finish` would find the answer to the Commit that is under way. Waits for it so long."""
+        """Wait for the answer to the Commit under way. Return whether `finish` would find it."""
         return self._under_way is not None and self._under_way.appended.wait(timeout_s)
 
-    def finish(self, *, settle: bool = True) -> LastCommit:
-        """The pending Commit, once the ledger shows it valid. With `settle` an unknown outcome is settled first.
+    def finish(self, *, resolve: bool = True) -> LastCommit:
+        """Return the pending Commit once the ledger shows it valid. `resolve`: resolve an unknown outcome first.
 
-        Any error ends the committer: Fenced, CommitRefused, Unavailable if the commit is certainly not in the ledger;
-        OutcomeUnknown if it may be, and that could not be settled (or must not be); Damaged.
+        Any error ends the committer: Fenced, CommitRefused, Damaged; Unavailable if the commit is certainly not in the
+        ledger; OutcomeUnknown if it may be, and was not resolved.
         """
         assert self._under_way is not None, "nothing is under way"
         sent, self._under_way = self._under_way, None
@@ -181,16 +181,16 @@ class Committer:
             try:
                 offset = self._valid_append(sent.appended, sent.commit)
             except OutcomeUnknown as error:
-                if not settle:
+                if not resolve:
                     raise
-                offset, is_overtaken = self._settle(sent, error)
+                offset, is_overtaken = self._resolve(sent, error)
             self._environment.crash("committed")
             self.last = LastCommit(sent.commit.checkpoint, offset, sent.metadata)
             self._end = _End.FINAL if sent.commit.final else _End.OVERTAKEN if is_overtaken else None
             return self.last
 
     def refresh(self, seen: Place) -> None:
-        """Read what other processes of the same job committed under the grant since, one of which saw this place.
+        """Read the newer commits of other processes under the grant, one of which observed this place.
 
         Raises Fenced if the grant is over, Damaged, Unavailable.
         """
@@ -198,7 +198,7 @@ class Committer:
         self.catch_up(seen)
 
     def catch_up(self, seen: Place) -> None:
-        """Take up what was committed under the grant since, as far as this process has read, and at least to a place.
+        """Take over the newest commit under the grant that this process has read; it must have read up to a place.
 
         Raises Fenced if the grant is over, Damaged, Unavailable.
         """
@@ -215,7 +215,7 @@ class Committer:
         return self._log.history.append(self.opened.producer, commit)
 
     def _valid_append(self, appended: Pending[Landed], commit: Commit) -> int:
-        """The offset of a Commit that was sent, which is valid."""
+        """Return the offset of a Commit that was sent, once it is valid."""
         try:
             offset, void = appended.result()
         except Unavailable as error:
@@ -232,20 +232,20 @@ class Committer:
             )
         return offset
 
-    def _settle(self, sent: _UnderWay, error: OutcomeUnknown) -> tuple[int, bool]:
-        """The offset of the commit, which is valid now, and whether another writer has taken over behind it."""
+    def _resolve(self, sent: _UnderWay, error: OutcomeUnknown) -> tuple[int, bool]:
+        """Return the offset of the commit, valid by now, and whether another writer took over behind it."""
         commit, position = sent.commit, sent.position
-        for _ in range(_SETTLE_ATTEMPTS):
+        for _ in range(_RESOLVE_ATTEMPTS):
             try:
                 is_overtaken, end_position = self._reopen()
                 offset = self._valid_offset(commit, position, end_position)
             except (Unavailable, OutcomeUnknown, ConfigError, Unsafe) as failure:
-                raise error from failure  # Rights or settings that were changed meanwhile say nothing of the commit.
+                raise error from failure  # Changed rights or settings say nothing about the commit.
             if offset is not None:
                 return offset, is_overtaken
             is_replaced = not is_overtaken and self.grant.base != commit.base
             if (is_overtaken or is_replaced) and self._is_hidden(position):
-                raise error  # It may lie where a round truncated since, with all that the other writer made of it.
+                raise error  # It may lie in a range that a round has truncated, as may all that followed it.
             if is_overtaken:
                 raise Fenced(
                     "another writer took over before the commit",
@@ -253,7 +253,7 @@ class Committer:
                     checkpoint=commit.checkpoint.id,
                 )
             if is_replaced:
-                what = "the commit is lost, and another one, under the same grant, stands in its place"
+                what = "the commit is lost, and another one under the same grant is in its place"
                 raise CommitRefused(what, **self.grant.facts, checkpoint=commit.checkpoint.id, hint=_AGAIN)
             again = make_commit(
                 self.grant,
@@ -265,7 +265,7 @@ class Committer:
                 witness=self.place,
                 carried=sent.carried,
             )
-            # A commit without handles would take the new epoch's nonce, and its caller knows the handle's.
+            # Keep the handle's nonce, which the caller knows. Without handles the new epoch's would be used.
             commit, position = replace(again, checkpoint=commit.checkpoint), self.place.position
             try:
                 return self._valid_append(self._send(commit), commit), False
@@ -274,10 +274,10 @@ class Committer:
         raise error
 
     def _reopen(self) -> tuple[bool, int]:
-        """Take the epoch again. Either way an Open settles what was sent before.
+        """Re-open the epoch. In each case an Open resolves what was sent before.
 
-        Returns whether it is another writer's now, and a position above that Open. No new question is asked for the
-        ledger's end: an old answer to it could hide a commit that is there.
+        Return whether another writer owns it now, and a position above that Open. The ledger's end is not asked for: a
+        stale answer could hide a commit.
         """
         old = self.opened
         old.producer.close()
@@ -290,66 +290,66 @@ class Committer:
             position = fenced.facts.get("position")
             if not isinstance(position, int):
                 raise OutcomeUnknown(
-                    "others keep opening at the same time", writer=old.grant.writer, hint=_AGAIN
+                    "other writers keep opening at the same time", writer=old.grant.writer, hint=_AGAIN
                 ) from fenced
             return True, position
-        # Changes that wait for the next change set have the shape of the old grant's value schema.
+        # Changes that wait for the next change set have the old grant's value schema.
         opened.grant = replace(opened.grant, value_schema=old.grant.value_schema)
         self.opened = opened
         return False, opened.grant.epoch + 1
 
     def _valid_offset(self, commit: Commit, position: int, end_position: int) -> int | None:
-        """Where the ledger shows the commit valid below `end_position`, if it does. It was sent at `position`.
+        """Return the offset of the commit if it is valid and below `end_position`. It was sent at `position`.
 
-        The commits themselves are asked: a final one leaves no row in the fold, and others may have followed.
+        Search the commits, not the fold's rows: a final commit leaves no row, and others may have followed.
         """
         for valid in self._log.history.commits(position, end_position) or ():
             if valid.commit == commit:
                 return valid.offset
-        # What a truncation hid from us shows here, unless it may be another's, who goes on under the grant, too.
+        # The row shows a commit that was truncated unread, unless another process under the grant may have made it.
         last = self._log.history.ask(lambda fold: fold.last_commit(self.grant.writer))
         is_hidden = self._is_hidden(position) and not self._is_shared
         return last.offset if is_hidden and last and last.checkpoint == commit.checkpoint else None
 
     def _is_hidden(self, position: int) -> bool:
-        """Whether commits behind a position may have been truncated before this process read them."""
+        """Return whether commits behind a position may have been truncated before this process read them."""
         return self._log.history.commits(position, position) is None
 
 
 class GrantHolder:
-    """A mixin: who commits under a grant, and what it knows of its log."""
+    """A mixin of objects that commit under a grant: the grant, and the state of the ledger as they know it."""
 
     __slots__ = ()
     _committer: Committer
 
     @property
     def grant(self) -> Grant:
-        """The grant that it holds: what its tasks, if there are any, write under."""
+        """Its grant, under which its tasks write, too, if it has any."""
         return self._committer.grant
 
     @property
     def last_commit(self) -> LastCommit | None:
-        """The last valid commit (checkpoint, offset, metadata): where the source resumes. None before the first."""
+        """The last valid commit (checkpoint, offset, metadata): the source resumes there. None before the first."""
         return self._committer.last
 
     @property
     def position(self) -> int:
-        """A ledger position that includes all that it knows."""
+        """The ledger position up to which it has read."""
         return self._committer.place.position
 
     @property
     def place(self) -> Place:
-        """That position with the ledger record below it: for `recover(at_least=)` elsewhere, and for what is kept."""
+        """`position` with the ledger record below it, for `recover(at_least=)` in other processes, and to be stored."""
         return self._committer.place
 
     @property
     def accepted_losses(self) -> tuple[LossRange, ...]:
-        """The ranges of the log that a person gave up, below `position`."""
+        """The ranges of the log that a person accepted as lost, below `position`."""
         return self._committer.ask(lambda fold: fold.accepted)
 
     @property
     def restarted(self) -> int:
-        """The offset of the newest Restart below `position`, by which a person gave up what the ledger lost; or -1."""
+        """The offset of the newest Restart below `position`, by which a person accepted a loss of the ledger; or -1."""
         return self._committer.ask(lambda fold: fold.restarted)
 
 
@@ -364,11 +364,10 @@ def make_commit(
     final: bool = False,
     carried: Carried = NOTHING,
 ) -> Commit:
-    """Make the commit that continues `last` with these handles, by a writer that has folded up to `witness`, or of
-    changes that its record carries. Without either: progress without changes.
+    """Make the commit that continues `last` with these handles or carried changes; without either, progress alone.
 
-    Raises CheckpointMismatch, KeyGroupMismatch, IdentityChanged, OverlappingTasks if a handle cannot be committed under
-    this grant; Misuse, ValueTooLarge if no ledger record could hold it.
+    `witness`: the place up to which the writer has folded. Raises CheckpointMismatch, KeyGroupMismatch,
+    IdentityChanged, OverlappingTasks for a wrong handle; Misuse; ValueTooLarge if no ledger record could hold it.
     """
     next_checkpoint_id(checkpoint_id, last.id, writer=grant.writer)
     check_metadata(metadata)
@@ -395,9 +394,8 @@ def make_commit(
     if size_bytes > max_bytes:
         raise ValueTooLarge(
             "a commit is larger than a ledger record may be",
-            hint="Confirm more often, from fewer tasks, and keep metadata and meta records small; if this one is too"
-            " large already, open the writer again and resume. A log that is made with a larger max.message.bytes takes"
-            " more",
+            hint="Open the writer again and resume. Then confirm more often, from fewer tasks, with smaller metadata"
+            " and meta records, or make a log with a larger max.message.bytes",
             size_bytes=size_bytes,
             max_bytes=max_bytes,
         )
@@ -405,9 +403,9 @@ def make_commit(
 
 
 def check_handle(grant: Grant, handle: Handle, checkpoint_id: int) -> None:
-    """Raise IdentityChanged, CheckpointMismatch or KeyGroupMismatch if the handle cannot be of this commit at all.
+    """Raise IdentityChanged, CheckpointMismatch or KeyGroupMismatch if the handle cannot belong to this commit.
 
-    Whether it continues the log is another question; see `Handle.continuing`.
+    `Handle.continuing` checks whether it continues the log.
     """
     if handle.identity != grant.descriptor.identity:
         raise IdentityChanged("the handle was written to another log", writer=handle.writer)

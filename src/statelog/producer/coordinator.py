@@ -9,8 +9,8 @@ Tasks that lose, retry or arrive late are never listed: they cost bytes, and rea
 
 Invariants:
 - A task sends nothing of checkpoint N + 1 before N is confirmed: `task` grants the next checkpoint only.
-- A task touches neither the ledger nor the DFS. Its change set has its own number within the epoch: the slot, which the
-  caller keeps unique among all attempts of all tasks, and random bits below it, so that even a slot used twice mixes
+- A task touches neither the ledger nor the DFS. Its change set has a number of its own within the epoch: the slot,
+  which the caller keeps unique among all attempts of all tasks, and random bits. So even a slot used twice mixes
   nothing up.
 """
 
@@ -56,9 +56,8 @@ class Coordinator(GrantHolder, Guarded):
         ...     coordinator.commit([handle], {"offset": 42}).checkpoint.id
         1
 
-    `partitions` and `expect` are those of `Writer`. With the `grant` of a coordinator of the same name whose process
-    has ended, it goes on under that grant and opens nothing; raises Fenced if the grant is over,
-    IdentityChanged if it was given on another log.
+    `partitions` and `expect` are those of `Writer`. `grant`: that of an ended coordinator of the same name; the new one
+    goes on under it and opens nothing. Raises Fenced if the grant is over, IdentityChanged if it is another log's.
     """
 
     def __init__(
@@ -92,7 +91,7 @@ class Coordinator(GrantHolder, Guarded):
 
     @Guarded.turn
     def task(self, checkpoint_id: int | None = None) -> TaskGrant:
-        """What the tasks of the next checkpoint need. The id defaults to the last one plus 1.
+        """Return the grant for the tasks of the next checkpoint. The id defaults to the last one plus 1.
 
         Raises CheckpointMismatch if it is not later than the last, ClosedError.
         """
@@ -112,7 +111,7 @@ class Coordinator(GrantHolder, Guarded):
     ) -> LastCommit:
         """Commit the winners' handles as one checkpoint, all or nothing. The id defaults to theirs, or to the next one.
 
-        `unique_keys` declares that no key comes from two tasks; without it two tasks in one key group are refused with
+        `unique_keys` declares that no key comes from two tasks; without it two tasks in one key group raise
         OverlappingTasks before anything is written. Raises Fenced, CommitRefused, OutcomeUnknown, Damaged or
         Unavailable, which end the coordinator, and CheckpointMismatch and other misuse, which do not.
         """
@@ -124,18 +123,18 @@ class Coordinator(GrantHolder, Guarded):
         if not unique_keys:
             refuse_overlaps(handles)
         for handle in handles:
-            check_handle(self.grant, handle, checkpoint_id)  # Quiet ones, which are not listed, too.
+            check_handle(self.grant, handle, checkpoint_id)  # Also the quiet ones, which are not listed.
         listed = [handle for handle in handles if not handle.is_quiet]
         for handle in listed:
-            if handle.nonce != self.grant.nonce:  # An earlier life's, adopted: its chunks may be gone with its broker.
+            if handle.nonce != self.grant.nonce:  # An earlier life's: its chunks may be lost.
                 verify_handle(self._log, handle.continuing(self.base))
         self._committer.begin(listed, checkpoint_id, metadata or {}, final=final)
         return self._committer.finish()
 
     @Guarded.turn
     def refresh(self, seen: Place = ORIGIN) -> None:
-        """Read what other processes of the same job committed under this grant. `seen` is a place that one of them saw,
-        as the `witness` of its grant: what lies below it is there.
+        """Read what other processes of the same job committed under this grant. `seen`: a place that one of them
+        observed, for example the `witness` of its grant; the ledger must reach it.
 
         Raises Fenced if the grant is over, Damaged, Unavailable, ClosedError.
         """
@@ -155,9 +154,9 @@ class TaskWriter(ChangeWriter):
         ...     task.put(b"alice", b"2")
         ...     handle = task.finish()  # durable, not visible yet; the coordinator commits it
 
-    `slot` is unique among all attempts of all tasks under the grant's epoch, for example Spark's task attempt id.
-    `producer` is the caller's: the tasks of a process may use it one after another. It is not closed here.
-    `is_digested` has it keep a `digest` of the batches that are appended, to compare a repetition with.
+    `slot`: unique among all attempts of all tasks under the grant's epoch, for example Spark's task attempt id.
+    `producer`: the caller's, and not closed here; the tasks of a process may use it one after another.
+    `is_digested`: keep a `digest` of the appended batches, to compare a repetition with.
 
     Raises ConfigError for a slot below 0 or from 2^31 on.
     """
@@ -205,7 +204,7 @@ class TaskWriter(ChangeWriter):
         return task.grant.handle(task.base, (Step(checkpoint_id=task.checkpoint_id, entries=entries),))
 
     def _send(self) -> None:
-        """Hand everything buffered to the producer. Going on after an error would silently lose part of it."""
+        """Send everything that is buffered. Any error ends the writer: to go on would silently lose a part."""
         with self._guard:
             changes = self._buffer.take()
             if changes is not None:
@@ -218,4 +217,4 @@ class TaskWriter(ChangeWriter):
         return bool(self._buffer.changes) or not self._change_set.is_empty
 
     def _release(self) -> None:
-        """Nothing: the producer is the caller's."""
+        """Do nothing: the caller owns the producer."""

@@ -1,18 +1,17 @@
 """An epoch: the Open that begins it, and the `Grant` that a valid Open gives, a value that other processes can use.
 
-To open a writer is to read the ledger, check the caller's expectation, write an Open, and see whether it is valid. A
-valid Open fences every earlier epoch that shares a partition or the name, and settles their unknown outcomes: what they
-sent lies before it and is final, or will never be valid. Tasks write chunks under a grant without touching the ledger
-or the DFS; the process that opened commits what they return. A grant itself fences nothing, and expires when a newer
-Open lands.
+To open a writer is to read the ledger, check the caller's expectation, write an Open, and read its verdict. A valid
+Open fences every earlier epoch that shares a partition or the name, and resolves its unknown outcomes: its records lie
+before the Open and are final, or will never be valid. Tasks write chunks under a grant without the ledger or the DFS;
+the process that opened commits their handles. A grant fences nothing, and expires when a newer Open lands.
 
 Invariants:
-- Every Open goes out through a producer that has nothing in flight which could follow it: a new one, one that was
-  made ahead and has sent nothing, or one whose Opens so far were acknowledged, and are void.
-- An Open that is void, because a record came in between, is followed by another one at once, from the fold that its own
-  verdict took, so an owner that commits every few milliseconds cannot starve the writer that is taking over.
-- An Open of unknown outcome is not waited for: the next one settles it.
-- Ranges that a person gave up are filled with void records before the first chunk, so that commits may list the chunks.
+- Every Open goes out through a producer without records in flight that could follow it: a new one, one that was made
+  ahead and has sent nothing, or one whose Opens so far were acknowledged, and are void.
+- If an Open is void because a record came in between, the next follows at once, from the fold that judged it. So an
+  owner that commits every few milliseconds cannot starve the writer that is taking over.
+- An Open of unknown outcome is not waited for: the next one resolves it.
+- Ranges that were accepted as lost are filled with void records before the first chunk, so that commits may list it.
 - On success the fold ends right behind our Open, and only we can change the state of our partitions from there.
 """
 
@@ -51,8 +50,8 @@ _ATTEMPTS = 8
 _OPENS = 32
 """How many Opens a producer sends before everything is checked again."""
 _MOVED = (
-    "%s: `statelog copy --finish` took this log over at ledger offset %d. What is committed here from now on is in no"
-    " copy, unless that is finished again"
+    "%s: `statelog copy --finish` took this log over at ledger offset %d. No copy has later commits to this one, unless"
+    " it is finished again"
 )
 
 
@@ -60,8 +59,10 @@ _MOVED = (
 class Grant:
     """The right to persist and commit under an epoch.
 
-    `base` is the writer's last valid checkpoint when it opened, `metadata` what that commit carried; both are final.
-    `value_schema` is the one for new changes, `witness` how far the ledger was folded when the grant was made.
+    base          the writer's last valid checkpoint when it opened
+    metadata      the metadata of that commit; both are final
+    value_schema  the one for new changes
+    witness       the place up to which the ledger was folded when the grant was made
     """
 
     descriptor: Descriptor
@@ -76,17 +77,17 @@ class Grant:
 
     @property
     def facts(self) -> Mapping[str, str]:
-        """What an error names it by."""
+        """The facts by which errors name it."""
         return {"log": self.descriptor.name, "writer": self.writer}
 
     @property
     def change_bytes_max(self) -> int:
-        """The largest change that a chunk holds."""
+        """The size of the largest change that a chunk holds."""
         schema = change_schema(self.descriptor.key_type, self.value_schema.arrow_type)
         return change_bytes_max(self.descriptor.record_bytes_max, schema)
 
     def handle(self, base: Checkpoint, steps: tuple[Step, ...]) -> Handle:
-        """The handle of checkpoints written under this grant; the first continues `base`."""
+        """Make the handle of checkpoints written under this grant; the first continues `base`."""
         return Handle(
             identity=self.descriptor.identity,
             writer=self.writer,
@@ -108,7 +109,7 @@ class TaskGrant:
 
 @dataclass(slots=True)
 class EpochClients:
-    """A grant, and the producer that it was opened through. The owner closes it."""
+    """A grant, and the producer through which it was opened. The owner closes it."""
 
     grant: Grant
     producer: Producer
@@ -131,11 +132,11 @@ def open_epoch(
 ) -> EpochClients:
     """Open `writer` on `partitions` (None: all).
 
-    `expect` is the id of the checkpoint to resume from (0: none yet); None accepts any. `ours` are nonces of this
-    process: if given, partitions and name must still belong to one of them, so that a re-open never takes them back
-    from another writer. Fenced then names the ledger position below which that was found. `judged` is the newest epoch
-    on them (`LedgerFold.prior`) that the caller has looked at: if given, one that was opened after it, other than by
-    this call, is Fenced, too.
+    expect  the id of the checkpoint to resume from (0: none yet); None accepts any
+    ours    nonces of this process. Raise Fenced, with the ledger position, if the partitions and the name belong to
+            none of them: a re-open never takes them back from another writer
+    judged  the newest epoch on them (`LedgerFold.prior`) that the caller has seen. Raise Fenced if a newer one was
+            opened by anyone else
 
     Raises CheckpointMismatch, Fenced, OutcomeUnknown, Damaged, Unavailable, ConfigError.
     """
@@ -159,7 +160,7 @@ def open_epoch(
             with log.asking_who_answers():
                 opened = _attempt(log, writer, taken, make)
         except OutcomeUnknown as error:
-            failure = error  # The next Open settles it.
+            failure = error  # The next Open resolves it.
             continue
         if opened is not None:
             return opened
@@ -167,7 +168,7 @@ def open_epoch(
 
 
 def grant_of(log: Log, fold: LedgerFold, live: LiveEpoch) -> Grant:
-    """The grant that a live Open gives, as of the fold; without a witness."""
+    """Return the grant that a live Open gives, as of the fold; without a witness."""
     last = fold.last_commit(live.writer)
     return Grant(
         descriptor=log.descriptor,
@@ -182,10 +183,10 @@ def grant_of(log: Log, fold: LedgerFold, live: LiveEpoch) -> Grant:
 
 
 def resume_grant(log: Log, grant: Grant) -> EpochClients:
-    """New clients for a grant that another process of the same job opened. Writes nothing to the ledger.
+    """Make clients for a grant that another process of the same job opened. Writes nothing to the ledger.
 
-    What the grant saw of the ledger is there. Raises Fenced if the grant is over, IdentityChanged if it is one of
-    another log, Damaged, Unavailable.
+    The ledger must reach the grant's witness. Raises Fenced if the grant is over, IdentityChanged if it is another
+    log's, Damaged, Unavailable.
     """
     if grant.descriptor.identity != log.descriptor.identity:
         raise IdentityChanged("the grant was given on another log", writer=grant.writer, log=log.name)
@@ -210,13 +211,13 @@ def check_live(fold: LedgerFold, grant: Grant) -> None:
 def _attempt(
     log: Log, writer: str, partitions: tuple[int, ...], make: Callable[[LedgerFold], Open]
 ) -> EpochClients | None:
-    """Check, and then open, again and again; None if each Open is void because another record came in between.
+    """Check the log, then send Opens until one is valid. Return None if another record came before each of them.
 
-    `make` gives an Open that may be sent now, or raises.
+    `make` returns an Open that may be sent now, or raises.
     """
     producer = log.warm_producer.take(log.ledger.clock()) or log.kafka.producer()
     with undone_by_errors(producer.close):
-        producer.connect()  # Which takes about as long as the checks.
+        producer.connect()  # In the background: it takes about as long as the checks.
         view = log.history.read()
         there = _check_data(log, view.state, partitions)
         log.evidence.check_data_anchors(
@@ -234,7 +235,7 @@ def _attempt(
 def _open(
     log: Log, producer: Producer, writer: str, partitions: tuple[int, ...], make: Callable[[LedgerFold], Open]
 ) -> EpochClients | None:
-    """Open once; None if the Open is void because another record came in between."""
+    """Send one Open. Return None if it is void because another record came in between."""
     sent: list[tuple[Open, LastCommit | None]] = []
 
     def note(fold: LedgerFold) -> Open:
@@ -244,11 +245,11 @@ def _open(
     epoch = log.history.open(producer, note)
     if epoch is None:
         return None
-    record, last = sent[-1]  # The Open is valid, so this is the writer's last commit still.
+    record, last = sent[-1]  # The Open is valid, so this is still the writer's last commit.
     moved, accepted = log.history.ask(lambda fold: (fold.newest_epoch(COPIER), fold.accepted))
     if moved != NO_EPOCH:
         _LOG.warning(_MOVED, log.name, moved)
-    _fill_given_up(log, accepted, producer, partitions)
+    _fill_forfeited(log, accepted, producer, partitions)
     grant = Grant(
         descriptor=log.descriptor,
         value_schema=log.value_schemas.newest(),
@@ -264,7 +265,7 @@ def _open(
 
 
 def owned_partitions(log: Descriptor, partitions: Sequence[int] | None) -> tuple[int, ...]:
-    """These partitions, ascending; None: all. Raises ConfigError for none, or one that the log does not have."""
+    """Return these partitions (None: all), ascending. Raises ConfigError for none, or one that the log lacks."""
     count = log.partitions
     wanted = range(count) if partitions is None else partitions
     taken = whole_numbers("partitions", wanted, example="partitions=[0, 1]")
@@ -278,10 +279,8 @@ def owned_partitions(log: Descriptor, partitions: Sequence[int] | None) -> tuple
 
 
 def _check_data(log: Log, state: LedgerState, partitions: Sequence[int]) -> dict[int, OffsetRange]:
-    """Log start and log end of all partitions. Raises BeyondEnd if one of `partitions` ends below its committed
-    position, unless the missing range was given up.
-
-    What is written then would lie below the committed position, so no commit could be valid.
+    """Return log start and log end of all partitions. Raises BeyondEnd if one of `partitions` ends below its committed
+    position, unless the missing range was accepted as lost: a chunk below that position could never be committed.
     """
     committed = {p: state.committed_positions.get(p, 0) for p in partitions}
     there = log.data_offsets(at_least=not_forfeited(state.accepted, committed))
@@ -299,11 +298,11 @@ def _check_data(log: Log, state: LedgerState, partitions: Sequence[int]) -> dict
     return there
 
 
-def _fill_given_up(log: Log, accepted: Collection[LossRange], producer: Producer, partitions: Sequence[int]) -> None:
-    """Fill partitions whose end was given up with void records, up to their committed positions.
+def _fill_forfeited(log: Log, accepted: Collection[LossRange], producer: Producer, partitions: Sequence[int]) -> None:
+    """Fill partitions whose end was accepted as lost with void records, up to their committed positions.
 
-    All others reach theirs, or there would be no Open. A chunk below that position could never be committed. Others
-    that do the same at the same time only use up offsets. Raises OutcomeUnknown: the next Open fills what is missing.
+    All others reach theirs, else no Open is sent. Writers that do this concurrently only use up offsets. Raises
+    OutcomeUnknown: the next Open fills the rest.
     """
     lossy = {lost.partition for lost in accepted} & set(partitions)
     if not lossy:
@@ -340,5 +339,5 @@ def _check_expected(log: Log, fold: LedgerFold, writer: str, expect: int | None)
             writer=writer,
             expected=expect,
             found=found,
-            hint="Resume from last_commit; history is never rewound; to go back, commit the difference",
+            hint="Resume from last_commit. To go back, commit the difference: history is never rewound",
         )

@@ -13,8 +13,8 @@
 Invariants:
 - Unconfirmed changes are never seen, unless a later checkpoint or a later life of this writer commits them.
 - A handle holds everything since the last confirmed checkpoint, so skipping a confirm loses nothing.
-- An unknown outcome is settled by a new Open before anything else is sent or, if chunks beyond the commit are already
-  out, left to the next life. Nothing is ever sent twice.
+- A new Open resolves an unknown outcome before anything else is sent. If chunks beyond the commit are already sent, the
+  next life resolves it. Nothing is ever sent twice.
 - Only the writer's own thread touches its state: delivery reports are processed while it appends or waits.
 """
 
@@ -73,7 +73,7 @@ class Writer(GrantHolder, ChangeWriter):
         expect: int | None = None,
         settings: WriterSettings | None = None,
     ) -> None:
-        terms = settings_or(settings, WriterSettings())  # Before it fences anybody.
+        terms = settings_or(settings, WriterSettings())  # Before it fences another writer.
         self._go_on(log, open_epoch(log, name, partitions=partitions, expect=expect), terms)
 
     def _go_on(self, log: Log, opened: EpochClients, settings: WriterSettings, *, takes_stored: bool = False) -> None:
@@ -119,7 +119,7 @@ class Writer(GrantHolder, ChangeWriter):
         return self.life is Life.OPEN and outbox.available
 
     def statistics(self) -> WriterStatistics:
-        """Counts, sizes and times of this life so far. Callable from any thread, even after close."""
+        """Return counts, sizes and times of this life so far. Callable from any thread, even after close."""
         outbox, buffered_changes = self._pipeline.outbox, self._buffer.changes + self._pipeline.unsent_changes
         return replace(
             self._meter,
@@ -148,9 +148,9 @@ class Writer(GrantHolder, ChangeWriter):
 
     @Guarded.turn
     def next_sequence_number(self) -> int:
-        """The number of the next change: the exclusive end of everything appended so far.
+        """Return the number of the next change: the exclusive end of everything appended so far.
 
-        Ends the active change set if it holds a change; without one in between the next call returns the same number.
+        Ends the active change set if it holds a change; else the number stays the same.
         Raises InvalidChange, PersistFailed, ClosedError.
         """
         with self._guard:
@@ -165,8 +165,8 @@ class Writer(GrantHolder, ChangeWriter):
         durable or in flight is sent again. `from_sqn` names the first change set that the caller needs; unconfirmed
         ones below it are still included.
 
-        Raises CheckpointMismatch unless the id grows, SequenceTruncated or SequenceAhead for a wrong `from_sqn`;
-        PersistFailed if a change set has failed, which ends the writer: open it again.
+        Raises CheckpointMismatch unless the id grows, SequenceTruncated or SequenceAhead for a wrong `from_sqn`.
+        Raises PersistFailed if a change set has failed, which ends the writer: open it again.
         """
         return self._persist(checkpoint_id, from_sqn, self._wait_alone)
 
@@ -174,14 +174,14 @@ class Writer(GrantHolder, ChangeWriter):
     def confirm(self, handle: Handle, metadata: Metadata | None = None, *, final: bool = False) -> LastCommit:
         """Commit a handle that this life persisted. `final` also ends the writer and its row in the ledger.
 
-        Raises Fenced, CommitRefused, OutcomeUnknown if it could not be settled, Damaged, Unavailable: these end the
+        Raises Fenced, CommitRefused, OutcomeUnknown if it could not be resolved, Damaged, Unavailable: these end the
         writer. Raises CheckpointMismatch and other misuse before anything is sent: the writer goes on.
         """
         return self._confirm(handle, metadata, final, self._finish).result()
 
     @Guarded.turn
     def confirm_async(self, handle: Handle, metadata: Metadata | None = None) -> Pending[LastCommit]:
-        """As `confirm`, without waiting for the ledger: the result comes when it is asked for. One at a time.
+        """Send a commit as `confirm` does, without waiting for the ledger. At most one may be pending.
 
             pending = writer.confirm_async(writer.persist().result())
             ...                                                  # more appends, and persists
@@ -209,17 +209,17 @@ class Writer(GrantHolder, ChangeWriter):
 
     @Guarded.turn
     def commit_carried(self, metadata: Metadata | None = None) -> Pending[LastCommit] | None:
-        """As `commit`, without waiting, if the changes are few enough to go with the commit's own record; else None,
-        and nothing was done. Raises as `confirm_async`.
+        """Send a commit as `commit` does, without waiting, if its record can carry the changes; else do nothing, and
+        return None. Raises as `confirm_async`.
         """
         return self._carry(metadata, None, False, self._finish_alone)
 
     @Guarded.turn
     def adopt(self, handle: Handle, metadata: Metadata | None = None) -> LastCommit:
-        """Commit a handle that an earlier life of this writer persisted, once its chunks are verified.
+        """Verify the chunks of a handle that an earlier life of this writer persisted, and commit it.
 
-        Raises CheckpointMismatch if it does not continue the log, IdentityChanged if it belongs to another log, Misuse
-        if this life has already appended, Damaged.
+        Raises CheckpointMismatch if it does not continue the log, IdentityChanged if it is another log's, Misuse if
+        this life has already appended, Damaged.
         """
         check_kind("handle", handle, Handle, example="what persist().result() gave, or Handle.from_bytes(data)")
         if self._buffer.changes or not self._pipeline.is_untouched:
@@ -232,7 +232,7 @@ class Writer(GrantHolder, ChangeWriter):
     def reset(self, checkpoint_id: int) -> None:
         """Abort a checkpoint. The next one includes the same changes, and nothing is sent twice.
 
-        Drops local copies only, and only for the last checkpoint: a later one needs those of the earlier ones.
+        Drops local copies alone, and only for the last checkpoint: a later one needs those of the earlier ones.
         """
         self._pipeline.reset(checkpoint_id)
 
@@ -240,7 +240,7 @@ class Writer(GrantHolder, ChangeWriter):
     def truncate(self, to_sqn: int) -> None:
         """Let no later persist start below `to_sqn`, and drop local copies of committed change sets below it.
 
-        Unconfirmed checkpoints keep theirs. Raises SequenceAhead; Misuse if that would drop what no checkpoint holds.
+        Unconfirmed checkpoints keep theirs. Raises SequenceAhead; Misuse if a change below it is in no checkpoint.
         """
         self._pipeline.truncate(to_sqn)
 
@@ -248,37 +248,37 @@ class Writer(GrantHolder, ChangeWriter):
 
     @Guarded.turn
     def truncate_and_close(self, from_sqn: int) -> None:
-        """Drop what was appended from `from_sqn` on, and end this life.
+        """Drop the changes that were appended from `from_sqn` on, and end this life.
 
         Waits for pending checkpoints that end at or below it: their handles stay valid. Raises SequenceAhead.
         """
         self._pipeline.sequence.check_end(from_sqn)
         ends = [step.end_sqn for step in self._pipeline.steps if step.end_sqn <= from_sqn]
-        with suppress(PersistFailed):  # Whose checkpoint it is learns it from its own result.
+        with suppress(PersistFailed):  # The result of each checkpoint raises it.
             self._pipeline.wait(max(ends, default=INITIAL), None)
         self._end(is_loss=self._pipeline.sequence.confirmed < min(from_sqn, self._pipeline.sequence.next))
 
     @Guarded.turn
     def hand_over(self) -> Callable[[], None]:
-        """Give it to another thread: nobody uses it until that thread calls what this returns, once."""
+        """Give it to another thread. No thread may use it until that one calls the returned function, once."""
         return self._guard.hand_over()
 
     def _has_uncommitted(self) -> bool:
         return bool(self._buffer.changes or self._meta or not self._pipeline.is_untouched)
 
     def _release(self) -> None:
-        self._committing = None  # Which refers back: it would keep the clients.
+        self._committing = None  # It refers to the writer, and would keep the clients.
         self._pipeline.close()
         self._committer.close()
 
-    # ---- inside a turn
+    # ---- inside a guarded call
 
     def _persist(self, checkpoint_id: int | None, from_sqn: int | None, wait: _Wait) -> Pending[Handle]:
         if self.life is not Life.CLOSED:
             self._pipeline.take_reports()
             try:
                 self._pipeline.sequence.check_start(from_sqn)
-            except PersistFailed:  # Which is told every time, and not just that the writer has ended.
+            except PersistFailed:  # Raised every time, rather than that the writer has ended.
                 self._guard.fail()
                 raise
         self._guard.check_life()
@@ -305,7 +305,7 @@ class Writer(GrantHolder, ChangeWriter):
     def _carry(
         self, metadata: Metadata | None, checkpoint_id: int | None, final: bool, finish: _Finish
     ) -> Pending[LastCommit] | None:
-        """Send all that was appended with its commit, as one record; None if it is more than that, or nothing."""
+        """Send all appended changes with their commit, as one record. Return None if there are too many, or none."""
         pipeline, is_open = self._pipeline, self.life is Life.OPEN and self._committing is None
         is_little = 0 < self._buffer.most_bytes <= self._settings.inline_bytes and not self._meta
         if not (is_open and is_little and pipeline.is_untouched and self._log.history.rate.is_low):
@@ -323,7 +323,7 @@ class Writer(GrantHolder, ChangeWriter):
         return sent
 
     def _new_outbox(self) -> Outbox:
-        committer = self._committer  # The outbox holds it and not the writer: a cycle would keep closed clients.
+        committer = self._committer  # Not the writer: a cycle of it and the outbox would keep closed clients.
         return Outbox(
             committer.opened.producer,
             committer.grant,
@@ -339,15 +339,15 @@ class Writer(GrantHolder, ChangeWriter):
             self._pipeline.outbox.poll()
 
     def _send(self) -> None:
-        """Hand everything buffered to the producer, ahead of any checkpoint."""
+        """Send everything that is buffered, ahead of any checkpoint."""
         with self._guard:
             self._pipeline.send_ahead(self._buffer.take())
 
     def _promise(self, step: PendingStep, started_s: float, wait: _Wait) -> Pending[Handle]:
-        """A future for the handle of `step` and every unconfirmed step before it."""
+        """Return the pending handle of `step` and every unconfirmed step before it."""
         grant, base, unconfirmed = self.grant, self._committer.base, tuple(self._pipeline.steps)
 
-        def is_settled(timeout_s: float) -> bool:
+        def is_over(timeout_s: float) -> bool:
             try:
                 return wait(step.end_sqn, timeout_s)
             except PersistFailed:
@@ -362,7 +362,7 @@ class Writer(GrantHolder, ChangeWriter):
             self._environment.crash("persisted")
             return handle
 
-        return Pending(f"checkpoint {step.checkpoint_id}", step.checkpoint_id, is_settled, take)
+        return Pending(f"checkpoint {step.checkpoint_id}", step.checkpoint_id, is_over, take)
 
     def _wait(self, end_sqn: int, timeout_s: float | None) -> bool:
         """Wait, and return whether everything below `end_sqn` is durable. Works after the writer has failed, too."""
@@ -373,7 +373,7 @@ class Writer(GrantHolder, ChangeWriter):
         with self._guard:
             return self._pipeline.wait(end_sqn, timeout_s)
 
-    _wait_alone = Guarded.late_turn(_wait)  # For who comes from outside.
+    _wait_alone = Guarded.late_turn(_wait)  # For calls from outside.
 
     def _begin(
         self,
@@ -384,10 +384,10 @@ class Writer(GrantHolder, ChangeWriter):
         finish: _Finish,
         carried: Carried = NOTHING,
     ) -> Pending[LastCommit]:
-        """Send a Commit; its result is taken by `finish`."""
+        """Send a Commit; `finish` takes its result."""
         if self._committing is not None:
             raise Misuse(
-                "a commit is under way", **self.grant.facts, hint="Ask for its result before the next one is confirmed"
+                "a commit is under way", **self.grant.facts, hint="Take its result before you confirm the next one"
             )
         started_s = self._environment.clock()
         with self._meter_failures():
@@ -406,10 +406,10 @@ class Writer(GrantHolder, ChangeWriter):
     def _finish(self, checkpoint: Checkpoint, started_s: float, final: bool) -> LastCommit:
         self._committing = None
         epoch = self.grant.epoch
-        # Chunks of a later change set, already out under this epoch, could not be committed under a new one.
-        settle = not self._pipeline.is_beyond(checkpoint.id)
+        # Chunks of a later change set that were sent under this epoch could not be committed under a new one.
+        resolve = not self._pipeline.is_beyond(checkpoint.id)
         with self._meter_failures():
-            last = self._committer.finish(settle=settle)
+            last = self._committer.finish(resolve=resolve)
             self._pipeline.confirm(last.checkpoint.id)
             if self.grant.epoch != epoch:
                 self._pipeline.outbox = self._new_outbox()
@@ -422,7 +422,7 @@ class Writer(GrantHolder, ChangeWriter):
             self._guard.overtake()
         return last
 
-    _finish_alone = Guarded.turn(_finish)  # For who comes from outside.
+    _finish_alone = Guarded.turn(_finish)  # For calls from outside.
 
     @contextmanager
     def _meter_failures(self) -> Generator[None]:
@@ -437,7 +437,7 @@ class Writer(GrantHolder, ChangeWriter):
 
 
 class OpenedWriter(Writer):
-    """A writer over an epoch that was opened for it: for an owner that goes on from what the opening has read."""
+    """A writer over an epoch that its owner opened, and whose ledger the owner has read."""
 
     def __init__(self, log: Log, opened: EpochClients, settings: WriterSettings) -> None:
         self._go_on(log, opened, settings, takes_stored=True)
