@@ -211,13 +211,43 @@ def _shakes_hands(host: str, port: int, timeout_s: float) -> bool:
         return False
 
 
-class AdminSession:
-    """Asks the brokers through one admin client at a time. Thread-safe; refuses work in a fork."""
+_shared: dict[int, tuple[ClientConfig, Callable[[], float], "weakref.ref[AdminClient]"]] = {}
+"""The clients of this process that a session may take, and what each was made with."""
 
-    def __init__(self, config: ClientConfig, timeout_s: float, clock: Callable[[], float] = time.monotonic) -> None:
+
+def _proven(config: ClientConfig, clock: Callable[[], float]) -> AdminClient | None:
+    """Return a client of these settings that gave answers, and that nobody has given up."""
+    found = [
+        there() for others, others_clock, there in list(_shared.values()) if (others, others_clock) == (config, clock)
+    ]
+    return next((client for client in found if client is not None and client.is_proven), None)
+
+
+def _share(client: AdminClient, config: ClientConfig, clock: Callable[[], float]) -> None:
+    key = id(client)
+    _shared[key] = config, clock, weakref.ref(client, lambda _: _shared.pop(key, None))
+
+
+class AdminSession:
+    """Asks the brokers through one admin client at a time. Thread-safe; refuses work in a fork.
+
+    Sessions with the same settings share a client, but for one that `shares` none. What one gives up, the others give
+    up once there is another that gave answers.
+    """
+
+    def __init__(
+        self,
+        config: ClientConfig,
+        timeout_s: float,
+        clock: Callable[[], float] = time.monotonic,
+        *,
+        shares: bool = True,
+    ) -> None:
         self._config = config
         self._timeout_s = timeout_s
         self._clock = clock
+        self._shares = shares
+        self._takes_new = False
         self.guard = ProcessGuard("Kafka client")
         """Who may use it."""
         self._making = threading.Lock()
@@ -263,7 +293,8 @@ class AdminSession:
         with self._making:
             if self._current is not None and client in (None, self._current):
                 self.guard.drop()  # Else each one would stay behind, with its threads and its connections.
-                self._current = None
+                _shared.pop(id(self._current), None)
+                self._current, self._takes_new = None, True
 
     def close(self) -> None:
         """Release the client. Idempotent."""
@@ -273,10 +304,16 @@ class AdminSession:
     def _client(self) -> AdminClient:
         self.guard.check()  # Before the lock: a fork may have copied it while another thread had it.
         with self._making:
-            if self._current is None:
-                client = AdminClient(self._config, self._clock)
-                self.guard.hold(client.native)
-                self._current = client
+            if self._current is None or (self._shares and id(self._current) not in _shared):
+                found = _proven(self._config, self._clock) if self._shares and not self._takes_new else None
+                if found is None and self._current is not None:
+                    return self._current
+                client = found or AdminClient(self._config, self._clock)
+                if found is None and self._shares:
+                    _share(client, self._config, self._clock)
+                self.guard.drop()
+                self.guard.hold([client])  # Each session's own: the client ends with the last of them.
+                self._current, self._takes_new = client, False
             return self._current
 
 
@@ -284,6 +321,7 @@ _sessions: "weakref.WeakSet[AdminSession]" = weakref.WeakSet()
 
 
 def _unlock_sessions() -> None:
+    _shared.clear()
     for session in _sessions:
         session.unlock()
 

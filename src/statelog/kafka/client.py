@@ -281,7 +281,7 @@ class ConfluentKafka:
         self._admin.guard.check()
         # A client of its own, which goes before librdkafka gives up: where that no longer looks for a coordinator and
         # then finds it, it frees the request a second time.
-        with closing(AdminSession(self._config, self._timeout_s, self._clock)) as session:
+        with closing(AdminSession(self._config, self._timeout_s, self._clock, shares=False)) as session:
             doing = "publishing a group offset"
             self._ask_group(
                 lambda: session.ask(commit)[0][group].topic_partitions or [], doing, group, topic, partition

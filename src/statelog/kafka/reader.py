@@ -20,6 +20,9 @@ the broker refuses a start that is gone, and who meets the end of the log before
 asks then.
 """
 
+import os
+import time
+import weakref
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import count
@@ -28,6 +31,7 @@ from typing import NamedTuple
 import confluent_kafka
 from confluent_kafka import TopicPartition
 
+from statelog.environment import start_thread
 from statelog.errors import BrokerUnavailable, ClosedError, Corrupt, Fact, Unreadable
 from statelog.kafka.config import ClientConfig, consumer_properties
 from statelog.kafka.errors import (
@@ -84,8 +88,8 @@ class IdleConsumers:
 
     As many of a topic are kept as were reading at the same time: the writers of one log each follow its ledger. One is
     not handed on to a reader of another topic, whose leaders librdkafka would look for a second later (seen with 2.16).
-    Of all those that read last are kept: each has connections and threads of its own. One that has waited for long is
-    closed instead of used: its connections may be gone without a word.
+    Of all those that read last are kept: each has connections and threads of its own. One that has waited for a minute
+    is closed: its connections may be gone without a word.
     """
 
     def __init__(self, clock: Callable[[], float]) -> None:
@@ -118,6 +122,14 @@ class IdleConsumers:
             self._end(number)
         if self._is_closed:  # By another thread, which may have looked before.
             self.close()
+        _WATCH.add(self)
+
+    def rest(self) -> bool:
+        """Close those that have waited for long; return whether others wait."""
+        for number, waiting in list(self._waiting.items()):
+            if self._clock() - waiting.since_s >= _FRESH_S:
+                self._end(number)
+        return bool(self._waiting)
 
     def close(self) -> None:
         """Release them. Idempotent."""
@@ -129,6 +141,41 @@ class IdleConsumers:
         waiting = self._waiting.pop(number, None)
         if waiting is not None:
             waiting.close()
+
+
+class _Watch:
+    """The thread that closes what waits for long in this process; it ends when nothing waits."""
+
+    def __init__(self) -> None:
+        self._watched: dict[int, weakref.ref[IdleConsumers]] = {}
+        self._is_on = False
+
+    def add(self, idle: IdleConsumers) -> None:
+        self._watched[id(idle)] = weakref.ref(idle)
+        if not self._is_on:
+            self._is_on = True
+            start_thread(self._run)
+
+    def _run(self) -> None:
+        while self._watched:
+            time.sleep(_FRESH_S / 4)
+            for key, there in list(self._watched.items()):
+                idle = there()
+                if idle is None or not idle.rest():
+                    self._watched.pop(key, None)
+                del idle
+        self._is_on = False
+        for one in [there() for there in list(self._watched.values())]:  # Added meanwhile.
+            if one is not None:
+                self.add(one)
+
+    def forget(self) -> None:
+        """In a forked child: it has no such thread."""
+        self._watched, self._is_on = {}, False
+
+
+_WATCH = _Watch()
+os.register_at_fork(after_in_child=_WATCH.forget)
 
 
 class ConfluentReader:

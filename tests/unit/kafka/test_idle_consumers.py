@@ -1,11 +1,13 @@
 """Consumers that wait between two reads."""
 
+import time
 from collections import deque
 from dataclasses import dataclass
 from typing import Any, cast
 
 import pytest
 
+from statelog.kafka import reader
 from statelog.kafka.reader import IdleConsumer, IdleConsumers
 
 
@@ -84,4 +86,19 @@ def test_of_many_topics_the_oldest_are_closed() -> None:
     assert [one.closed for one in consumers] == [1] * 4 + [0] * 32
     assert waiting.take("topic3") is None
     assert waiting.take("topic4") is not None
+    waiting.close()
+
+
+def test_one_that_nobody_comes_for_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Threads and connections of what has read at the beginning do not stay for months."""
+    monkeypatch.setattr(reader, "_FRESH_S", 0.1)
+    client, waiting = _Client(), IdleConsumers(time.monotonic)
+    for _ in range(2):
+        closed = client.closed
+        waiting.give("t", _idle(client))
+        until_s = time.monotonic() + 60
+        while client.closed == closed and time.monotonic() < until_s:
+            time.sleep(0.02)
+        assert client.closed == closed + 1
+        assert waiting.take("t") is None
     waiting.close()

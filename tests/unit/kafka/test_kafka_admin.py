@@ -1,5 +1,6 @@
 """The session of admin clients: which refusals get a new client, and what is asked a second time."""
 
+import weakref
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -140,3 +141,46 @@ def test_what_was_under_way_when_its_connection_broke_is_not_sent_twice(monkeypa
     with pytest.raises(Refused, match="_TRANSPORT"):
         session.ask(_request, twice=False)
     assert len(clients.limits_s) == 1
+
+
+def test_sessions_share_a_client_that_gave_answers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those of the same settings, but for one that shares none. It ends with the last of them."""
+    session, clients = _session(monkeypatch, *[None] * 5)
+    config = client_config({"bootstrap.servers": "b:1"})
+    unproven = AdminSession(config, 8.0, clients.clock)
+    others = client_config({"bootstrap.servers": "b:2"})
+    more = [AdminSession(config, 8.0, clients.clock), AdminSession(others, 8.0, clients.clock)]
+    alone = AdminSession(config, 8.0, clients.clock, shares=False)
+    _made.extend([unproven, *more, alone])
+    for one in (session, *more, alone, unproven):
+        one.ask(_request)
+    assert clients.made == 3
+    assert _current(session) is _current(more[0]) is _current(unproven)
+    left = weakref.ref(_current(session))
+    for one in (session, more[0]):
+        one.close()
+    assert left() is not None
+    unproven.close()
+    assert left() is None
+
+
+def test_what_one_session_gives_up_the_others_give_up_for_what_works(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A client that was given up is replaced by a new one, which nobody else takes before it gave an answer."""
+    first, clients = _session(monkeypatch, *[None] * 6)
+    second = AdminSession(client_config({"bootstrap.servers": "b:1"}), 8.0, clients.clock)
+    _made.append(second)
+    first.ask(_request)
+    second.ask(_request)
+    shared = _current(second)
+    first.drop()
+    second.ask(_request)
+    assert _current(second) is shared
+    first.ask(_request)
+    assert _current(first) is not shared
+    second.ask(_request)
+    assert _current(second) is _current(first)
+    assert clients.made == 2
+
+
+def _current(session: AdminSession) -> Any:
+    return vars(session)["_current"]
