@@ -2,7 +2,7 @@
 
     python -m bench.quote     # after a run of all: rewrites these tables from docs/figures.md
 
-Owns the tables below the head lines in `bench.quotes`, and the README's sentence on the place and time of measurement.
+Owns the tables below the head lines in `bench.quotes`, and the sentence on the place and time of measurement.
 """
 
 import re

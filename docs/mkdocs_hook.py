@@ -40,7 +40,6 @@ ROOMS = (
     "cli",
 )
 OUTSIDE = {
-    "README.md": "index.md",
     "ARCHITECTURE.md": "project/architecture.md",
     "CONTRIBUTING.md": "project/contributing.md",
     "CHANGELOG.md": "project/changelog.md",

@@ -63,16 +63,17 @@ class Stack:
         return _finish(self._start(*arguments))
 
     def statelog(self, *arguments: str) -> str:
-        """Run a command of statelog as README.md says."""
+        """Run a command of statelog as the page on development says."""
         return self.compose("run", "--rm", "--no-TTY", "statelog", *arguments)
 
     def open_log(self) -> Log:
-        """The log as a program on this machine opens it: as README.md says, at the ports of this run."""
-        section = (ROOT / "README.md").read_text(encoding="utf-8").partition("## With Docker")[2]
+        """The log as a program on this machine opens it: as the page on development says, at the ports of this run."""
+        page = ROOT / "docs" / "guide" / "development.md"
+        section = page.read_text(encoding="utf-8").partition("## With Docker")[2]
         _, printed, _ = re.split(r"^```(?:python)?\n", section, maxsplit=2, flags=re.MULTILINE)
         ours = printed.replace(":9092", f":{self._kafka_port}").replace(":7070", f":{self._s3_port}")
         names: dict[str, Any] = {}
-        exec(compile(ours, "README.md", "exec"), names)
+        exec(compile(ours, str(page), "exec"), names)
         return Log.open(_LOG, names["where"])
 
     def exit_code(self, service: str) -> int:

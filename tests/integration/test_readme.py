@@ -1,4 +1,4 @@
-"""The programs of README.md, and those that need Spark elsewhere, run as they are printed, in places of this run."""
+"""The programs of README.md, of development and of Spark run as they are printed, in places of this run."""
 
 import time
 from pathlib import Path
@@ -8,7 +8,6 @@ import pytest
 from pyspark.sql import SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
-import statelog
 from tests.support.doc_programs import check_page
 from tests.support.documents import ROOT, programs, said
 from tests.support.rooms import SOURCE
@@ -34,41 +33,39 @@ def _wait_for_a_batch(query: StreamingQuery) -> None:
         time.sleep(0.1)
 
 
-def test_the_first_programs_run_as_printed(
+def test_the_programs_run_as_printed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """They need neither a broker nor Java."""
+    check_page(_README, tmp_path, lambda: capsys.readouterr().out)
+
+
+def test_a_kafka_for_development_runs_as_printed(
+    broker: Broker, log_name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The table goes on when its program is run again."""
+    page = ROOT / "docs" / "guide" / "development.md"
+    local = f'Where.local("{tmp_path / "root"}", "{broker.bootstrap}")'
+    shortest = _program(0, {'"hits"': f'"{log_name}"', 'Where.local("/tmp/statelog")': local}, page)
+    for printed in ("{b'docs': b'1', b'home': b'2'}", "{b'docs': b'2', b'home': b'4'}"):
+        assert printed in page.read_text(encoding="utf-8")
+        exec(shortest, {})
+        assert capsys.readouterr().out.splitlines() == [printed]
+
+
+def test_spark_in_ten_minutes_runs_as_printed(
     broker: Broker, spark: SparkSession, log_name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The tables go on when their programs are run again; a reader fences nobody, and Spark goes on in the same log."""
+    """It waits for a batch, and not for half a minute."""
     places = {"127.0.0.1:9092": broker.bootstrap, '"visits"': f'"{log_name}"'}
-    local = f'Where.local("{tmp_path / "root"}", "{broker.bootstrap}")'
-    names: dict[str, Any] = {}
-    shortest = _program(0, {'"hits"': f'"{log_name}-0"', 'Where.local("/tmp/statelog")': local})
-    for printed in ("{b'docs': b'1', b'home': b'2'}", "{b'docs': b'2', b'home': b'4'}"):
-        assert printed in _README.read_text(encoding="utf-8")
-        exec(shortest, names)
-        assert capsys.readouterr().out.splitlines() == [printed]
-    first = _program(1, {'"visits"': f'"{log_name}"'})
-    for printed in ("0 {b'alice': b'1', b'bob': b'1'}", "2 {b'alice': b'2', b'bob': b'1', b'carol': b'1'}"):
-        assert printed in _README.read_text(encoding="utf-8")
-        exec(first, names)
-        assert capsys.readouterr().out.splitlines() == [printed]
-    second = _program(2, {'"visits"': f'"{log_name}"'})
-    with statelog.table(log_name, names["where"]) as owner:
-        exec(second, names)
-        assert capsys.readouterr().out.splitlines() == said(second)
-        owner.commit(owner.progress)
-
-    # The Spark program by itself, as somebody may paste it; it waits for a batch, and not for half a minute.
     places |= {"/tmp/checkpoint": str(tmp_path / "checkpoint"), "/tmp/statelog": str(tmp_path / "root")}
     wait = {"query.awaitTermination(30)": "wait_for_a_batch(query)"}
-    third: dict[str, Any] = {"wait_for_a_batch": _wait_for_a_batch}
+    names: dict[str, Any] = {"wait_for_a_batch": _wait_for_a_batch}
     try:
-        exec(_program(3, {**places, **wait}), third)
-        found = {bytes(row.key): bytes(row.value) for row in third["state"].collect()}
+        exec(_program(0, {**places, **wait}, ROOT / "docs" / "guide" / "spark.md"), names)
+        found = {bytes(row.key): bytes(row.value) for row in names["state"].collect()}
     finally:
         for query in spark.streams.active:
             query.stop()
-    assert capsys.readouterr().out.count("alice") == 1
-    assert [found.pop(name) for name in (b"alice", b"bob", b"carol")] == [b"2", b"1", b"1"]
+    assert "key" in capsys.readouterr().out
     assert found, "the stream has counted"
     assert set(found) <= {str(digit).encode() for digit in range(10)}
 

@@ -23,7 +23,7 @@ _PRINT = re.compile(r"^(?:.*\bprint\(.*\)| *\}?\)+) {2,}# (.*)$", re.MULTILINE)
 @cache
 def documents() -> tuple[Path, ...]:
     """Every Markdown file that people read."""
-    return (*sorted(DOCS.rglob("*.md")), *(ROOT / path for path in OUTSIDE))
+    return (*sorted(DOCS.rglob("*.md")), ROOT / "README.md", *(ROOT / path for path in OUTSIDE))
 
 
 def nav() -> list[str]:

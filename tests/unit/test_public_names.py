@@ -153,7 +153,8 @@ def _is_type(name: Name) -> bool:
 
 def _definition(name: Name) -> Name:
     bound = _bindings(name.module).get(name.name)
-    return _definition(bound) if isinstance(bound, Name) else name
+    is_elsewhere = isinstance(bound, Name) and bound != name  # A package binds its own subpackages.
+    return _definition(bound) if is_elsewhere else name
 
 
 def _node(name: Name) -> ast.stmt | None:

@@ -52,9 +52,10 @@ class Verdict(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
-    """The result of one check, by its `name` in the documents: `found` for people, `facts` for programs.
+    """The result of one check, by its `name` in the documents.
 
-    `why` names the consequence, `hint` the remedy; both are empty if all is well.
+    `found` is for people, `facts` are for programs. `why` names the consequence, `hint` the remedy; both are empty if
+    all is well.
     """
 
     name: str

@@ -89,9 +89,10 @@ class KeyHistory:
 
 
 def history_of(log: Log, key: pa.Array, groups: Iterable[int], *, most: int, settings: RecoverySettings) -> KeyHistory:
-    """Return the newest `most` changes of one key that the log still holds. Reads all changes of the key's group.
+    """Return the changes of one key that the log still holds, at most the newest `most`.
 
-    Raises NotFound if the log was truncated past them meanwhile, Damaged, Unavailable, StorageFull.
+    Reads all changes of the key's group. Raises NotFound if the log was truncated past them meanwhile, Damaged,
+    Unavailable, StorageFull.
     """
     plan = plan_changes(log, key_groups=groups)
     schema = log.value_schemas.get(plan.value_schema_id or 0)
@@ -113,7 +114,10 @@ def history_of(log: Log, key: pa.Array, groups: Iterable[int], *, most: int, set
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """The keys that differ, as tables of `key_group`, `key` and `value` in one order; missing keys have null values."""
+    """The keys that differ, as tables of `key_group`, `key` and `value` in one order: `before` and `after`.
+
+    A missing key has a null value.
+    """
 
     start_position: int
     end_position: int
