@@ -150,7 +150,7 @@ def test_a_found_file_names_no_file_to_send(tmp_path: Path, monkeypatch: pytest.
     monkeypatch.chdir(tmp_path)
     (tmp_path / "statelog.toml").write_text(f"bootstrap = 'b:1'\nroot = 's3://b'\n{text}\n")
     home = {"XDG_CONFIG_HOME": str(tmp_path)}
-    with pytest.raises(ConfigError, match="names a file, and what is in it would be sent") as caught:
+    with pytest.raises(ConfigError, match="names a file whose content would be sent") as caught:
         config_layers(None, home, ConfigLayer(origin=""))
     assert "--config statelog.toml" in caught.value.hint
     assert len(config_layers("statelog.toml", home, ConfigLayer(origin=""))) == 3

@@ -1,14 +1,13 @@
 """Configuration: defaults < TOML file < environment (STATELOG_*) < flags, merged into one frozen value.
 
-Layers are pure values; `config_layers` and `named_layers` read the files that they come from.
+Layers are pure values; `config_layers` and `named_layers` read their files.
 
-A directory may be someone else's: a clone, a download, a shared disk. A file in it that names the brokers would receive
-the password that the user's environment holds.
+A directory may be someone else's: a clone, a download, a shared disk. If a file in it named the brokers, they would
+receive the password in the user's environment.
 
 Invariants:
-- An unknown key is refused, naming file, key and the nearest known one.
-- No value of the tables `kafka` and `storage` is ever part of a message or a repr, unless its name says that it is no
-  secret.
+- An unknown key is refused. The error names file, key and the nearest known key.
+- Messages and reprs show a value of the tables `kafka` and `storage` only if its name says that it is no secret.
 - A file that was found, not named, must be the user's own, and no secret from another source goes to an address in it.
 """
 
@@ -33,7 +32,7 @@ from statelog.store.url import secret_of as option_of
 DEFAULT_REPLICATION_FACTOR = 3
 _PREFIX = "STATELOG_"
 _FOREIGN = re.compile(
-    # What Kubernetes and Compose set for services and ports of that name, and what this project's other programs read.
+    # Variables that Kubernetes and Compose set for services and ports, and those of this project's other programs.
     r"(?:.+_)?SERVICE_(?:HOST|PORT(?:_.+)?)"
     r"|(?:.+_)?PORT(?:_\d+_(?:TCP|UDP|SCTP)(?:_(?:PROTO|PORT|ADDR))?)?"
     r"|LOG|IMAGE|(?:TEST|DEMO|BENCH)_.+"
@@ -43,12 +42,12 @@ _NAMED = "STATELOG_CONFIG"
 _OF_MACHINE = "sasl.oauthbearer.metadata.authentication.type"
 """Makes Kafka's client log in with a token of the machine's own."""
 _HOSTS = ("account_host", "endpoint_url")
-"""Options that name who is sent a token of Azure's, or of Google's: found on the machine, if no option has one."""
+"""Options that name the receiver of Azure's or Google's token, which may come from the machine."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class ConfigLayer:
-    """What one origin says: values by key path, and the free tables."""
+    """The settings of one origin: values by key path, and the free tables."""
 
     origin: str
     values: Mapping[str, object] = field(default_factory=dict[str, object])
@@ -59,8 +58,8 @@ class ConfigLayer:
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class Config:
-    """The configuration of one run. `kafka` holds librdkafka settings but for the address, `storage` fsspec options;
-    `materializer` those of its settings that were set, and `logs` those that were set for one log, by its name.
+    """The configuration of one run. `kafka` holds librdkafka settings without the address, `storage` fsspec options.
+    `materializer` holds the settings that were set for all logs, `logs` those for one log, by its name.
     """
 
     bootstrap: str | None = None
@@ -74,22 +73,22 @@ class Config:
     origins: tuple[str, ...] = ()
 
     def of_log(self, name: str) -> "Config":
-        """As it is for this log: what is said of one log is stronger than what is said of all."""
+        """Return the configuration for this log, whose own settings override those of all logs."""
         return replace(self, materializer={**self.materializer, **self.logs.get(name, {})})
 
     def kafka_settings(self) -> dict[str, str]:
-        """All settings of the Kafka client. Raises ConfigError without a broker, and for a setting that is refused."""
+        """Return all settings of the Kafka client. Raises ConfigError without a broker, and for a refused setting."""
         address = _required(self.bootstrap, "bootstrap", "the Kafka brokers as host:port", self.origins)
         settings = {**self.kafka, _SERVERS: address}
         client_config(settings)
         return settings
 
     def root_url(self) -> str:
-        """The root URL. Raises ConfigError if there is none."""
+        """Return the root URL. Raises ConfigError if there is none."""
         return _required(self.root, "root", "the URL below which the directories of logs lie", self.origins)
 
     def masked(self) -> dict[str, object]:
-        """For people: every secret replaced by asterisks."""
+        """Return it for people, every secret replaced by asterisks."""
         shown = client_config({_SERVERS: "masked:0", **self.kafka}).masked()
         return {
             "bootstrap": mask_url(self.bootstrap or ""),
@@ -107,10 +106,10 @@ class Config:
 
 
 def file_layer(text: str, path: str) -> ConfigLayer:
-    """The layer of a TOML file. Raises ConfigError naming file, key and the nearest known key."""
+    """Parse a TOML file into a layer. Raises ConfigError naming file, key and the nearest known key."""
     try:
         document = tomllib.loads(text)
-    except ValueError as error:  # Of TOML, or of Python, for numbers with thousands of digits.
+    except ValueError as error:  # TOML's, or Python's for numbers with thousands of digits.
         raise ConfigError("the configuration file is not TOML", file=path, problem=str(error)) from None
     tables = {name: _table(name, document.pop(name, {}), path) for name in (*FREE_TABLES, MATERIALIZER, LOGS)}
     of_all = {f"{MATERIALIZER}.{name}": value for name, value in tables[MATERIALIZER].items()}
@@ -121,9 +120,9 @@ def file_layer(text: str, path: str) -> ConfigLayer:
 
 
 def environment_layer(environment: Mapping[str, str]) -> ConfigLayer:
-    """The layer of STATELOG_* variables: `STATELOG_ROOT`, `STATELOG_KAFKA__SASL_PASSWORD`, `STATELOG_STORAGE__KEY`.
+    """Read STATELOG_* variables: `STATELOG_ROOT`, `STATELOG_KAFKA__SASL_PASSWORD`, `STATELOG_STORAGE__KEY`.
 
-    Others raise ConfigError with the likely name, but for those that orchestrators and other programs set.
+    Unknown ones raise ConfigError with the likely name, except those that orchestrators and other programs set.
     """
     by_variable = {key.variable: key for key in KEYS.values()}
     values: dict[str, object] = {}
@@ -131,7 +130,7 @@ def environment_layer(environment: Mapping[str, str]) -> ConfigLayer:
     storage: dict[str, object] = {}
     for variable, text in environment.items():
         if not text or variable == _NAMED:
-            continue  # Empty means not set, as container files write it.
+            continue  # Empty means not set, as in container files.
         if variable.startswith(f"{_PREFIX}KAFKA__"):
             kafka[variable.removeprefix(f"{_PREFIX}KAFKA__").lower().replace("_", ".")] = text
         elif variable.startswith(f"{_PREFIX}STORAGE__"):
@@ -146,7 +145,7 @@ def environment_layer(environment: Mapping[str, str]) -> ConfigLayer:
 
 
 def flag_layer(values: Mapping[str, object], kafka: Iterable[str], storage: Iterable[str]) -> ConfigLayer:
-    """The layer of flags: `values` by key path (None: not given), `--kafka NAME=VALUE` and `--storage NAME=VALUE`."""
+    """Read flags: `values` by key path (None: not given), `--kafka NAME=VALUE` and `--storage NAME=VALUE`."""
     given = {path: _read(KEYS[path], value, KEYS[path].flag) for path, value in values.items() if value is not None}
     settings = dict(_pair("--kafka", text) for text in kafka)
     said = dict(_pair("--storage", text) for text in storage)
@@ -155,7 +154,7 @@ def flag_layer(values: Mapping[str, object], kafka: Iterable[str], storage: Iter
 
 
 def merge(layers: Iterable[ConfigLayer]) -> Config:
-    """The configuration of layers, the last one strongest. Tables are merged key by key."""
+    """Merge layers into a configuration; later ones override earlier ones. Tables are merged key by key."""
     values: dict[str, object] = {}
     kafka: dict[str, str] = {}
     storage: dict[str, object] = {}
@@ -185,7 +184,7 @@ def merge(layers: Iterable[ConfigLayer]) -> Config:
 
 
 def _of_log(log: str, value: object, file: str) -> dict[str, object]:
-    """The settings of the materializer that hold for one log."""
+    """Return the materializer's settings for one log."""
     given = _table(f"{LOGS}.{log}", value, file)
     return {name: _known(f"{MATERIALIZER}.{name}", one, file)[1] for name, one in given.items()}
 
@@ -216,7 +215,7 @@ def _table(name: str, value: object, file: str) -> dict[str, object]:
 
 
 def _flattened(table: Mapping[str, object], prefix: str, file: str) -> Generator[tuple[str, str]]:
-    """Kafka's dotted names, whether they were quoted or TOML made tables of them."""
+    """Yield Kafka's dotted names, whether they were quoted or became TOML tables."""
     for name, value in table.items():
         dotted = f"{prefix}{name}"
         if isinstance(value, dict):
@@ -236,7 +235,7 @@ def _pair(flag: str, text: str) -> tuple[str, str]:
 
 
 def _checked(layer: ConfigLayer) -> ConfigLayer:
-    """The layer with one name for the brokers. Raises ConfigError if it names different ones by two."""
+    """Return the layer with one name for the brokers. Raises ConfigError if its two names differ."""
     address, kafka = layer.values.get("bootstrap"), dict(layer.kafka)
     other = kafka.pop(_SERVERS, address)
     if address not in (None, other):
@@ -272,9 +271,9 @@ _LOCAL_FILE = Path("statelog.toml")
 
 
 def config_layers(file: str | None, environment: Mapping[str, str], flags: ConfigLayer) -> list[ConfigLayer]:
-    """The layers of a run, weakest first. Raises NotFound for a named file that is not there, ConfigError.
+    """Read the layers of a run, weakest first. Raises NotFound for a named file that does not exist, ConfigError.
 
-    A file that was found in the working directory, not named, must be the user's own, and no secret goes where it says.
+    A file that was found in the working directory, not named, must be the user's own, and receives no secret.
     """
     named = file or environment.get(_NAMED)
     found = Path(named) if named else _default_file(environment)
@@ -289,7 +288,7 @@ def config_layers(file: str | None, environment: Mapping[str, str], flags: Confi
 
 
 def named_layers(environment: Mapping[str, str]) -> list[ConfigLayer]:
-    """The environment, over the file that it names: no other is looked for. Raises NotFound, ConfigError."""
+    """Read the file that the environment names, if any, and the environment over it. Raises NotFound, ConfigError."""
     named = environment.get(_NAMED)
     files = [file_layer(read_text(Path(named), "configuration file"), named)] if named else []
     return [*files, environment_layer(environment)]
@@ -297,19 +296,19 @@ def named_layers(environment: Mapping[str, str]) -> list[ConfigLayer]:
 
 def _default_file(environment: Mapping[str, str]) -> Path | None:
     candidates = [_LOCAL_FILE]
-    with suppress(RuntimeError):  # Not everybody has a home.
+    with suppress(RuntimeError):  # A user may have no home.
         home = Path(environment.get("XDG_CONFIG_HOME") or "~/.config").expanduser()
         candidates.append(home / "statelog" / "statelog.toml")
     return next((path for path in candidates if path.is_file()), None)
 
 
 def read_text(path: Path, what: str, *, is_own: bool = False) -> str:
-    """The text of a file that the user named; or that has to be the user's own. Raises NotFound, ConfigError if it is
-    not, or cannot be read.
+    """Read a file that the user named, or that must be the user's own (`is_own`). Raises NotFound; ConfigError if it
+    is not, or cannot be read.
     """
     try:
         with path.open(encoding="utf-8-sig") as file:  # Windows editors begin a file with a byte order mark.
-            if is_own:  # Of the very file that is read: another may have its name in a moment.
+            if is_own:  # Checked on the open file: its name may soon be another's.
                 there = os.fstat(file.fileno())
                 check_owner(str(path), there.st_uid, there.st_mode, os.getuid())
             return file.read()
@@ -320,11 +319,11 @@ def read_text(path: Path, what: str, *, is_own: bool = False) -> str:
         raise ConfigError(f"the {what} cannot be read", file=str(path), problem=problem) from None
 
 
-# ---- a file that nobody named
+# ---- a file that was found, not named
 
 
 def check_owner(path: str, owner: int, mode: int, user: int) -> None:
-    """Raise ConfigError for a file of another user than this one or root, or that everybody may write."""
+    """Raise ConfigError for a file that neither this user nor root owns, or that everybody may write."""
     if owner not in (user, 0):
         raise _refused("it belongs to another user", path)
     if mode & 0o002:
@@ -342,11 +341,11 @@ def check_found_file(file: ConfigLayer, stronger: Sequence[ConfigLayer]) -> None
     if not (root.startswith("s3") or any(is_secret_option(name) for name in file.storage)):  # S3's requests are signed.
         sent_to += [f"storage.{name}" for name in storage if name in _HOSTS]
     if sent_to:
-        raise _refused(f"by its {sent_to[0]} a token of this machine, or of yours, would be sent away", file.origin)
+        raise _refused(f"its {sent_to[0]} would send a token of this machine, or of yours, away", file.origin)
     read = [f"kafka.{name}" for name in kafka if name.endswith(".file")]
     read += [f"storage.{name}" for name in storage if option_of(name)]
     if read:
-        raise _refused(f"its {read[0]} names a file, and what is in it would be sent", file.origin)
+        raise _refused(f"its {read[0]} names a file whose content would be sent", file.origin)
     named = _left(file.values, [layer.values for layer in stronger])
     secret_settings = [f"kafka.{name}" for layer in stronger for name in layer.kafka if is_secret_setting(name)]
     secret_options = [f"storage.{name}" for layer in stronger for name in layer.storage if is_secret_option(name)]

@@ -1,6 +1,4 @@
-"""The keys of a configuration, what their values may be, and durations and sizes as people write them: "30s", "512MiB".
-Pure.
-"""
+"""The keys of a configuration and their values; durations and sizes as people write them: "30s", "512MiB". Pure."""
 
 import math
 import re
@@ -15,9 +13,9 @@ from statelog.schemas.names import whole_in
 
 MATERIALIZER = "materializer"
 LOGS = "logs"
-"""The table of tables of settings that hold for one log."""
+"""The table of tables with the settings of one log each."""
 ENGINES = ("local", "spark")
-"""Who may carry out a round's work: this process, or Spark."""
+"""Where a round's work may run: in this process, or on Spark."""
 _FLAGS = {
     "failures_tolerated": "--failures",
     "failures_tolerated_s": "--failures-for",
@@ -29,7 +27,7 @@ FREE_TABLES = ("kafka", "storage")
 
 @dataclass(frozen=True, slots=True)
 class Key:
-    """One key. `read` turns what a file (typed) or the environment (text) has into the value, or raises ConfigError."""
+    """One key. `read` makes the value from a file's (typed) or the environment's (text), or raises ConfigError."""
 
     name: str
     read: Callable[[object], object]
@@ -37,7 +35,7 @@ class Key:
 
     @property
     def path(self) -> str:
-        """As messages name it, and unique: its table, a dot and its name."""
+        """Its unique name, also in messages: table, dot and name."""
         return f"{self.table}.{self.name}" if self.table else self.name
 
     @property
@@ -47,12 +45,12 @@ class Key:
 
     @property
     def flag(self) -> str:
-        """The option of a command, which leaves the unit out."""
+        """The command-line option: the name without its unit."""
         return _FLAGS.get(self.name, f"--{self.name.replace('_', '-').removesuffix('-s').removesuffix('-bytes')}")
 
 
 def setting_text(value: object) -> str:
-    """A scalar as Kafka's client wants it: text, with true and false in lower case."""
+    """Return a scalar as text for Kafka's client: true and false in lower case. Raises ConfigError."""
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, str | int | float):
@@ -61,7 +59,7 @@ def setting_text(value: object) -> str:
 
 
 def read_names(value: object) -> tuple[str, ...]:
-    """Names: a list, or text with commas between them."""
+    """Read names: a list, or text with commas between them. Raises ConfigError."""
     if not isinstance(value, str | list | tuple):
         raise ConfigError("it is not a list of names")
     parts = value.split(",") if isinstance(value, str) else cast("Sequence[object]", value)
@@ -114,7 +112,7 @@ _QUANTITY = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*\Z")
 
 
 def duration_s(value: object) -> float:
-    """Seconds of a number (seconds already) or a text such as "30s". Raises ConfigError."""
+    """Return the seconds of a number (of seconds) or a text such as "30s". Raises ConfigError."""
     number, unit = _quantity(value)
     seconds = number * _SECONDS.get(unit, 1.0)
     if unit not in {"", *_SECONDS} or seconds == math.inf:
@@ -123,7 +121,7 @@ def duration_s(value: object) -> float:
 
 
 def size_bytes(value: object) -> int:
-    """Bytes of a number (bytes already) or a text such as "512MiB". Raises ConfigError."""
+    """Return the bytes of a number (of bytes) or a text such as "512MiB". Raises ConfigError."""
     number, unit = _quantity(value)
     size = number * _BYTES.get(unit.lower(), 1)
     if unit.lower() not in {"", *_BYTES} or size == math.inf or size != int(size):
@@ -144,7 +142,7 @@ def _quantity(value: object) -> tuple[float, str]:
 
 
 _READERS = {"s": duration_s, "bytes": size_bytes, "jitter": _share, "engine": _engine, "scratch": _path}
-"""How a setting of the materializer is read, by the last word of its name: its unit, above all. Others are numbers."""
+"""How to read a setting of the materializer, by the last word of its name, mostly its unit. Others are numbers."""
 _SETTINGS = (
     "interval_s", "jitter", "budget_bytes", "budget_commits", "failures_tolerated", "failures_tolerated_s",
     "stop_grace_s", "keep", "min_age_s", "engine", "fanout", "threads", "merge_bytes", "fold_bytes", "max_run_bytes",
@@ -159,4 +157,4 @@ _ALL = (
     *(Key(name, _READERS.get(name.rpartition("_")[2], _whole), MATERIALIZER) for name in _SETTINGS),
 )
 KEYS: Mapping[str, Key] = {key.path: key for key in _ALL}
-"""Every key but those of the free tables, by its path."""
+"""Every key except those of the free tables, by its path."""

@@ -1,8 +1,7 @@
-"""`Where`: where logs are, as a value: the brokers, the root, and the checks waived for this cluster; and `LogOptions`:
-how a log is that is made there.
+"""`Where`: where logs are, as a value: the brokers, the root, and the checks waived for this cluster.
 
-It connects to nothing. A log is opened at it by `opened_ports`, which makes the two ports out of settings where the
-caller brings none; who made a port closes it.
+It connects to nothing. `opened_ports` makes a log's two ports from its settings, unless the caller brings them. The
+maker of a port closes it.
 
 Invariants: equal values mean equal connections, so they are the keys of client caches; a repr holds no secret.
 """
@@ -33,7 +32,7 @@ from statelog.store.url import check_scheme, mask_options, mask_url
 KafkaSource = Kafka | Mapping[str, str]
 """A port, or librdkafka's settings for one."""
 StoreSource = Store | Callable[[str], Store] | str | PathLike[str]
-"""A port, what makes one for the log of this name, or the root URL or path of one."""
+"""A port, a function that makes the one for a log's name, or the root as URL or path."""
 _EXAMPLE = 'Where({"bootstrap.servers": "127.0.0.1:9092"}, root)'
 ONE_BROKER = ("replication", "min-insync")
 """The checks that one broker alone cannot pass."""
@@ -47,15 +46,17 @@ class Where:
         with statelog.open("visits", where) as log:
             ...
 
-    `kafka` are librdkafka's settings (`bootstrap.servers` and what TLS or SASL need), None where there is no Kafka any
-    more, for `recover_snapshot`; `root` is the path or URL below which the directories of logs lie, with
-    `storage_options` for fsspec. `kafka_token` gives the tokens to log in with, where the cluster takes those: a
-    function, or its name, "package.module:function", which returns a token and when it expires, in seconds since 1970
-    (docs/kafka.md). `allow_unsafe` names the checks that this cluster is excused from, and `replication_factor` is that
-    of the topics of logs that are made here. It is hashable, and pickles unless it has a port instead of settings, or a
-    `kafka_token` that others cannot import.
+    kafka               librdkafka's settings: `bootstrap.servers` and those of TLS or SASL; None if there is no Kafka
+                        any more, for `recover_snapshot`
+    root                the path or URL below which the directories of logs lie
+    storage_options     options for fsspec
+    allow_unsafe        the checks that are waived for this cluster
+    replication_factor  of the topics of logs that are made here
+    kafka_token         for a cluster that takes tokens: a function, or its name "package.module:function", that returns
+                        a token and its expiry in seconds since 1970 (docs/kafka.md)
 
-    Raises ConfigError for a setting or a waiver that is refused.
+    It is hashable. It pickles unless it has a port instead of settings, or a `kafka_token` that other processes cannot
+    import. Raises ConfigError for a setting or a waiver that is refused.
     """
 
     kafka: KafkaSource | None
@@ -87,29 +88,28 @@ class Where:
 
     @staticmethod
     def local(root: str | PathLike[str], bootstrap: str = "127.0.0.1:9092") -> "Where":
-        """The broker of `statelog dev start`, excused from what one broker cannot do, and a directory for the logs."""
+        """Return the broker of `statelog dev start` and a local directory. Waives the checks that need more brokers."""
         return Where({"bootstrap.servers": bootstrap}, root, allow_unsafe=ONE_BROKER, replication_factor=1)
 
     @staticmethod
     def from_env(environment: Mapping[str, str] | None = None) -> "Where":
-        """What STATELOG_* variables say, over the file that STATELOG_CONFIG names: as the command line reads them, but
-        no file that merely lies about. docs/cli.md lists them. Raises NotFound for a file that is not there,
-        ConfigError.
+        """Read STATELOG_* variables, over the file that STATELOG_CONFIG names, as the command line does (docs/cli.md),
+        but no file that is only found. Raises NotFound for a missing file, ConfigError.
         """
         given = os.environ if environment is None else environment
         check_kind("environment", given, Mapping, example='{"STATELOG_BOOTSTRAP": "kafka:9092", ...}, or nothing')
         return configured_where(merge(named_layers(given)))
 
     def client_config(self) -> ClientConfig:
-        """What a Kafka client of this process is made with. Raises ConfigError if it has a port, or none."""
+        """Return the settings for a Kafka client of this process. Raises ConfigError without settings."""
         if not isinstance(self.kafka, Mapping):
             raise ConfigError("settings of the Kafka client are needed here", hint=_EXAMPLE)
         return client_config(self.kafka, self.kafka_token)
 
     def kafka_settings(self) -> dict[str, str]:
-        """The settings of the Kafka client as text, for other processes too; `token` names what gives tokens.
+        """Return the settings of the Kafka client as text, for other processes; `token` names the token function.
 
-        Raises ConfigError if it has a port, or none, and for a `kafka_token` that others cannot import.
+        Raises ConfigError without settings, and for a `kafka_token` that other processes cannot import.
         """
         settings, token = self.client_config().settings, check_travels(self.kafka_token)
         return dict(settings) if token is None else {**settings, TOKEN: token}
@@ -138,7 +138,7 @@ class Where:
 
 
 def check_where(where: object) -> None:
-    """Raise ConfigError for what is no `Where`: an address or a root alone, say."""
+    """Raise ConfigError unless it is a `Where`: for an address or a root alone, for example."""
     check_kind("where", where, Where, example=_EXAMPLE)
 
 
@@ -161,7 +161,7 @@ def _checked_root(root: object) -> StoreSource:
 
 
 def configured_where(config: Config) -> Where:
-    """What a configuration says. Raises ConfigError if it leaves out the brokers or the root."""
+    """Make the `Where` of a configuration. Raises ConfigError if it lacks the brokers or the root."""
     return Where(
         config.kafka_settings(),
         config.root_url(),
@@ -184,15 +184,14 @@ class Ports(NamedTuple):
 
 @contextmanager
 def opened_ports(name: str, where: Where, *, keeps: bool = True) -> Generator[Ports]:
-    """The ports of a log, made of settings where the caller brings none.
-
-    A client that was made here is closed if the block raises, or if no log `keeps` it. Raises ConfigError, InvalidName.
+    """Yield the ports of a log, made from settings unless the caller brings them. A client that was made here is closed
+    if the block raises, or unless a log `keeps` it. Raises ConfigError, InvalidName.
     """
     check_where(where)
     waived = parse_waivers(where.allow_unsafe)
     check_log_name(name)
     if where.kafka is None:
-        raise ConfigError("this Where names no Kafka", hint="Only recover_snapshot does without")
+        raise ConfigError("this Where names no Kafka", hint="Give one: only recover_snapshot works without")
     client = _client(where.client_config(), waived) if isinstance(where.kafka, Mapping) else where.kafka
     is_kept = client is where.kafka
     try:
@@ -205,7 +204,7 @@ def opened_ports(name: str, where: Where, *, keeps: bool = True) -> Generator[Po
 
 @contextmanager
 def one_client(where: Where) -> Generator[Where]:
-    """The same place, by one client for all that is opened there, which is closed at the end. Raises ConfigError."""
+    """Yield the same `Where` with one client for all its logs, which is closed at the end. Raises ConfigError."""
     if not isinstance(where.kafka, Mapping):
         yield where
         return
@@ -216,8 +215,8 @@ def one_client(where: Where) -> Generator[Where]:
         client.close()
 
 
-def opened_store(name: str, where: Where, *, told: str | None = None) -> Store:
-    """The port of a log's directory alone. Whoever watches hears of it as of the log `told`, if that is another.
+def opened_store(name: str, where: Where, *, reported_as: str | None = None) -> Store:
+    """Open the port of a log's directory alone. Observers get its requests as those of the log `reported_as`, if given.
 
     Raises ConfigError, InvalidName.
     """
@@ -232,7 +231,7 @@ def opened_store(name: str, where: Where, *, told: str | None = None) -> Store:
     observers = current_environment().observers
     if not observers or isinstance(store, MeasuredStore):
         return store
-    return MeasuredStore(store, name if told is None else told, observers)
+    return MeasuredStore(store, name if reported_as is None else reported_as, observers)
 
 
 def _watched_kafka(kafka: Kafka, log: str) -> Kafka:
@@ -243,8 +242,8 @@ def _watched_kafka(kafka: Kafka, log: str) -> Kafka:
 
 
 def log_names(where: Where) -> list[str]:
-    """What may be a log below the root, by name: opening one tells. Raises StoreUnavailable, ConfigError."""
-    return sorted(name for name in opened_store("any", where, told="").siblings() if is_log_name(name))
+    """List the names of possible logs below the root; only opening one shows. Raises StoreUnavailable, ConfigError."""
+    return sorted(name for name in opened_store("any", where, reported_as="").siblings() if is_log_name(name))
 
 
 def _client(config: ClientConfig, waived: frozenset[Waiver]) -> ConfluentKafka:
@@ -257,7 +256,7 @@ def _client(config: ClientConfig, waived: frozenset[Waiver]) -> ConfluentKafka:
 
 
 def no_kafka() -> Kafka:
-    """The port for when there is no Kafka: every request but an empty read raises Misuse."""
+    """Make the port of a log without Kafka: every request but an empty read raises Misuse."""
     return cast("Kafka", _NoKafka())
 
 
