@@ -1,10 +1,10 @@
-"""A log is made, marked as its ledger's owner, and deleted.
+"""Making a log, marking it as its ledger's owner, and deleting it.
 
 Invariants:
-- A log is made in the order topics, descriptor, mark, and the descriptor is deleted last when it goes. A create that
-  died on the way can be run again: a descriptor whose ledger is empty is no log yet.
+- A log is made in the order topics, descriptor, mark; its descriptor is deleted last. A create that died can be run
+  again: a descriptor whose ledger is empty is no log yet.
 - The first record of a ledger names the one descriptor that it belongs to. Of two creates the first mark wins.
-- What is deleted is the log's own: topics of other ids, or that another descriptor owns, are left alone.
+- Only the log's own topics are deleted, not those with other ids, or that another descriptor owns.
 """
 
 import json
@@ -48,18 +48,16 @@ from statelog.store.files import descriptor_of, descriptor_or_none, put_same, pu
 from statelog.store.port import Store
 
 _BY_AGE = (
-    'Pass truncation="retention" when it is made (an existing log: `statelog truncate`), and Kafka deletes records by'
-    " their age; docs/kafka.md says what that asks of rounds"
+    'Pass truncation="retention" when you make it (an existing log: `statelog truncate`), so that Kafka deletes records'
+    " by their age; docs/kafka.md says what rounds then need"
 )
 _SWEEPS = 10
-"""So many listings of a log that is deleted are believed: the second one is empty, unless somebody writes."""
-_MOST_REPLICAS = 10_000  # What the client can say.
+"""The most listings while deleting a log. The second one is empty, unless another process writes."""
+_MOST_REPLICAS = 10_000  # The client's own limit.
 
 
 def _described(name: str, said: LogOptions) -> Descriptor:
-    """The log that these options make, but for its identity, nonce and largest record. Raises ConfigError for what no
-    log can be.
-    """
+    """Describe the log that these options make, without identity, nonce and largest record. Raises ConfigError."""
     groups = _whole("key_groups", 128 if said.key_groups is None else said.key_groups, 65536, "65536")
     partitions = 8 if said.partitions is None else said.partitions
     return Descriptor(
@@ -83,7 +81,7 @@ def _whole(name: str, value: object, most: int, most_text: str) -> int:
 
 
 def mark_ledger(client: Kafka, topic: str, mark: Mark | Restart) -> None:
-    """Append the mark, and see that it lies where its acknowledgement says: every commit rests on that.
+    """Append the mark, and check that it lies at its acknowledged offset: every commit relies on that.
 
     Raises AlreadyExists if another log's came first, UnsafeTopic; OutcomeUnknown, Unavailable: create again.
     """
@@ -95,10 +93,10 @@ def mark_ledger(client: Kafka, topic: str, mark: Mark | Restart) -> None:
         found = None
     if found != mark.digest:
         what = (
-            "the first record of the ledger is not where its acknowledgement says: the topic acknowledges records"
-            " before their place in the log is known, or lost it"
+            "the first record of the ledger is not at its acknowledged offset: the topic acknowledges records before"
+            " their offsets are known, or lost this one"
         )
-        hint = "Delete both topics, and create the log where what is acknowledged has its place (docs/kafka.md)"
+        hint = "Delete both topics, and create the log on a Kafka that acknowledges final offsets (docs/kafka.md)"
         raise UnsafeTopic(what, topic=topic, offset=offset, hint=hint)
     if offset > 0 and owner_of(client, topic) != mark.digest:
         raise owned_elsewhere(topic)
@@ -107,8 +105,7 @@ def mark_ledger(client: Kafka, topic: str, mark: Mark | Restart) -> None:
 def make_log(
     ports: Ports, name: str, options: LogOptions, replication_factor: int, mark: Callable[..., Mark | Restart] = Mark
 ) -> Descriptor:
-    """Make a log, or finish one whose create died; returns its descriptor. `mark` makes the ledger's first record of
-    the descriptor's digest.
+    """Make a log, or finish one whose create died. Return its descriptor. `mark` makes the ledger's first record.
 
     Raises AlreadyExists, ConfigError, Unsafe, Unavailable.
     """
@@ -126,7 +123,7 @@ def make_log(
     needs = TopicNeeds(begun.record_bytes_max if begun else MIN_RECORD_BYTES, truncation.retention_ms)
     data = make_topic(client, data_topic(name), TopicRole.DATA, new.partitions, replication_factor, waived, needs)
     ledger = make_topic(client, ledger_topic(name), TopicRole.LEDGER, 1, replication_factor, waived, needs)
-    check_rights(ledger, WRITING.ledger)  # Before anything needs them.
+    check_rights(ledger, WRITING.ledger)  # Before they are needed.
     if not truncation.is_by_kafka:
         prove_truncation(client, (data.name, ledger.name), needs_right=False)
     descriptor = replace(
@@ -139,7 +136,7 @@ def make_log(
         put_same(store, SCHEMAS.path(1), schema.avsc.encode(), json.loads)
     if begun is None:
         if truncation.is_by_kafka:
-            put_truncation(store, descriptor, truncation)  # First: a log that is there has it.
+            put_truncation(store, descriptor, truncation)  # First, so that every log has one.
         put_same(store, DESCRIPTOR_PATH, descriptor.to_bytes())
     elif begun != descriptor or truncation_of(store, descriptor) != truncation:
         hint = "Create it with the same settings, or delete it first"
@@ -147,17 +144,16 @@ def make_log(
     try:
         mark_ledger(client, ledger.name, mark(digest=descriptor.digest))
     except UnsafeTopic:
-        store.delete(DESCRIPTOR_PATH)  # Else the next open would find a log, and believe what is acknowledged.
+        store.delete(DESCRIPTOR_PATH)  # So that no open finds a log, and relies on acknowledgements.
         raise
     return descriptor
 
 
 def prove_truncation(client: Kafka, topics: Iterable[str], *, needs_right: bool = True) -> None:
-    """See that records of these topics can be deleted, by deleting those below offset 0, of which there are none.
+    """Check that records of these topics can be deleted, by deleting those below offset 0, of which there are none.
 
-    `check_rights` finds nothing where brokers do not say, and nothing else shows that a Kafka lacks the request: rounds
-    would put manifests, and Kafka would grow. Who only makes a log need not have the right. Raises ConfigError,
-    Unavailable.
+    `check_rights` cannot show it where brokers report no rights, nor whether a Kafka has the request; without it the
+    topics would grow. `needs_right`: also raise if only the right is missing. Raises ConfigError, Unavailable.
     """
     for topic in topics:
         try:
@@ -192,7 +188,7 @@ def delete_log(client: Kafka, store: Store, name: str) -> None:
 
 
 def _delete_files(store: Store) -> None:
-    """All but the descriptor, and what a round that was at its put has added meanwhile. Raises StoreUnavailable."""
+    """Delete all files but the descriptor, also those that a running round adds. Raises StoreUnavailable."""
     found = list[str]()
     for _ in range(_SWEEPS):
         found = [info.path for info in store.list() if info.path != DESCRIPTOR_PATH]
@@ -204,5 +200,5 @@ def _delete_files(store: Store) -> None:
         "files of the log are listed again each time that they were deleted",
         store=store.url,
         path=found[0],
-        hint="Stop what still writes there, or holds them open (a materializer, above all), and delete the log again",
+        hint="Stop the processes that write there or hold them open, such as a materializer; then delete it again",
     )

@@ -1,4 +1,4 @@
-"""`LogOptions`: how a log is made, as a value; what says nothing agrees with every log that is there."""
+"""`LogOptions`: how a log is made, as a value. An option that is not given agrees with every existing log."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, fields
@@ -31,7 +31,7 @@ _Json = Literal["json"]
 
 
 class _Other(TypedDict, total=False):
-    """Those that say nothing of the types of keys and values."""
+    """The options that do not determine the types of keys and values."""
 
     partitions: int | None
     key_groups: int | None
@@ -53,16 +53,20 @@ class _Any(_Other, total=False):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogOptions(Generic[K, V]):
-    """How a log is made: `create=LogOptions(partitions=32)`. A log that is there has to agree with what is said.
+    """How a log is made: `create=LogOptions(partitions=32)`. An existing log must agree with each option that is given.
 
-    None says nothing: a new log has 8 `partitions` and 128 `key_groups`, keys of `key_type` "bytes" and the `hash_rule`
-    "crc32". With "crc32-prefix" keys whose first `prefix_bytes` are equal lie in one key group. `value_schema` is the
-    text of an Avro record schema. Without one values are opaque bytes, or, with `value_type` "json", what JSON has:
-    numbers, text, booleans, lists and dicts. `truncation` is "delete-records" (the materializer deletes what nobody
-    needs), or "retention": Kafka deletes after `retention_days`, 7 if nothing is said.
+    partitions      of the data topic; by default 8
+    key_groups      by default 128
+    key_type        "bytes", the default, "string" or "long"
+    hash_rule       "crc32", the default; "crc32-prefix" puts keys with the same first `prefix_bytes` in one key group;
+                    with "caller" the caller places keys
+    value_schema    the text of an Avro record schema; without one values are opaque bytes, or JSON
+    value_type      "bytes", the default, or "json": numbers, text, booleans, lists and dicts
+    truncation      "delete-records", the default: the materializer deletes records that nobody needs; or "retention":
+                    Kafka deletes them after `retention_days`, by default 7
 
-    Type checkers learn from it what a table has: `LogOptions(key_type="string")` makes a `Table[str, bytes]`, and with
-    a `value_schema` values are dicts. JSON values are `Any`.
+    Type checkers learn a table's types from it: `LogOptions(key_type="string")` makes a `Table[str, bytes]`. With a
+    `value_schema` values are dicts, JSON values `Any`.
     """
 
     partitions: int | None = None
@@ -113,19 +117,19 @@ class LogOptions(Generic[K, V]):
 
     @staticmethod
     def of(create: "bool | LogOptions") -> "LogOptions":
-        """What `create` says of a log. Raises ConfigError if it is neither a bool nor options."""
+        """Return the options in `create`. Raises ConfigError if it is neither a bool nor options."""
         check_kind("create", create, bool, LogOptions, example="create=True, or create=LogOptions(partitions=32)")
         return create if isinstance(create, LogOptions) else LogOptions()
 
     def given(self) -> set[str]:
-        """The names of the options that say something."""
+        """Return the names of the options that are given."""
         return {one.name for one in fields(self) if getattr(self, one.name) is not None}
 
 
 def differences(
     options: LogOptions, descriptor: Descriptor, store: Store, value_schemas: ValueSchemas
 ) -> Iterator[str]:
-    """Say in what a log is not what these options say."""
+    """Yield the differences between a log and these options, as text."""
     kinds = {"key_type": KeyType, "hash_rule": HashRule, "value_type": ValueFormat}
     for name in ("partitions", "key_groups", "prefix_bytes", *kinds):
         wanted, found = getattr(options, name), getattr(descriptor, name)

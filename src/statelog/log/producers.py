@@ -1,4 +1,4 @@
-"""Producers of a log: one that is made ahead (`WarmProducer`), and many equal records (`append_all`)."""
+"""`WarmProducer`: a log's producer that is made ahead; `append_all`: many equal records."""
 
 import time
 from collections import deque
@@ -12,11 +12,9 @@ from statelog.errors import OutcomeUnknown, StatelogError
 from statelog.kafka.port import Delivery, DeliveryStatus, Producer, report_limit_s
 
 _FRESH_S = 180.0
-"""So long a connection that is hardly used is trusted: load balancers drop idle ones after 4 minutes and more, brokers
-after 10."""
+"""How long an idle connection is trusted: load balancers drop them after 4 minutes or more, brokers after 10."""
 _PAUSE_S, _MOST_PAUSE_S = 5.0, 3600.0
-"""How soon another one is made; twice as late after each that went bad, or could not be made: a client may have no
-right to write yet."""
+"""The pause before another one is made. It doubles after each failure: a client may have no right to write yet."""
 
 
 class _Warm(NamedTuple):
@@ -27,7 +25,7 @@ class _Warm(NamedTuple):
         if now_s - self.made_s >= _FRESH_S:
             return False
         with suppress(StatelogError):
-            self.producer.poll(0)  # What its client has to tell.
+            self.producer.poll(0)  # Takes the client's reports.
             return self.producer.is_sound
         return False
 
@@ -36,27 +34,27 @@ class WarmProducer:
     """At most one producer, made ahead for an Open that has to be quick: a new client connects before its first send. A
     takeover takes 57 ms in the median with it, and 125 without (a broker on loopback, no TLS).
 
-    Belongs to a log, and is closed with it. Whoever may have to open keeps one (`keep`), and an Open takes it (`take`);
-    a log that nobody keeps one for has none, and an Open makes its producer itself. `keep` is called by one thread at a
-    time; `take` and `close` by any meanwhile.
+    Belongs to a log, and is closed with it. A process that may have to open calls `keep`, and an Open calls `take`. If
+    there is none, the Open makes its producer itself. One thread at a time may call `keep`; any may call `take` and
+    `close` meanwhile.
 
     Invariants:
-    - What is taken has sent nothing, and is nobody else's: it is as good as a new one.
-    - One that is old, or whose client has told of any error, is never taken. A network drops idle connections without a
-      word, so "old" comes before that.
-    - That none can be made is no failure here: whoever needs a producer makes one, and hears why.
+    - A producer that is taken has sent nothing, and has no other user: it is as good as a new one.
+    - An old one, or one whose client reported any error, is never taken. Networks drop idle connections silently, so it
+      counts as old before that.
+    - A failure to make one raises nothing here: the Open that needs a producer makes one, and raises.
     """
 
     def __init__(self, make: Callable[[], Producer]) -> None:
         self._make = make
-        # Taken out by whoever looks at it: no lock, so nothing stays locked in a fork.
+        # Each user takes it out. There is no lock that a fork could leave locked.
         self._held: deque[_Warm] = deque()
         self._next_s = float("-inf")
         self._pause_s = _PAUSE_S
         self._is_closed = False
 
     def keep(self, now_s: float) -> None:
-        """Have one that is good, or make it. Waits for nothing; the client connects on threads of its own."""
+        """Make one unless there is a good one. Waits for nothing; the client connects on threads of its own."""
         held = self._pop()
         if held is not None:
             if held.is_good(now_s):
@@ -71,7 +69,7 @@ class WarmProducer:
                 self._pause_s = min(2 * self._pause_s, _MOST_PAUSE_S)
 
     def take(self, now_s: float) -> Producer | None:
-        """The one that is there, for the caller to close; None if there is none that is good."""
+        """Return the producer, for the caller to close; None if there is no good one."""
         held = self._pop()
         if held is None:
             return None
@@ -81,7 +79,7 @@ class WarmProducer:
         return None
 
     def close(self) -> None:
-        """Release it, and whatever is kept later. Idempotent."""
+        """Release it, and any made later. Idempotent."""
         self._is_closed = True
         held = self._pop()
         if held is not None:
@@ -98,7 +96,7 @@ class WarmProducer:
 
     def _put(self, held: _Warm) -> None:
         self._held.append(held)
-        if self._is_closed:  # By another thread, which may have looked before.
+        if self._is_closed:  # By another thread, perhaps before this append.
             self.close()
 
     def _pop(self) -> _Warm | None:
@@ -113,10 +111,9 @@ _AT_ONCE = 100_000
 def append_all(
     producer: Producer, topic: str, partition: int, value: bytes, count: int, *, clock: Clock = time.monotonic
 ) -> list[int]:
-    """Append `value` `count` times, as many in flight as the client takes; returns the offsets.
+    """Append `value` `count` times, as many in flight as the client takes. Return the offsets.
 
-    Waits for as long as they flow. Raises OutcomeUnknown if one of them may be missing: the producer must not be used
-    again.
+    Waits while reports come. Raises OutcomeUnknown if a record may be missing: do not use the producer again.
     """
     stall_s = report_limit_s(producer)
     reports: list[Delivery] = []
@@ -129,14 +126,14 @@ def append_all(
             heard, deadline_s = len(reports), clock() + stall_s
     failed = [report for report in reports if report.status is not DeliveryStatus.OK]
     if failed or len(reports) < count:
-        what, hint = "whether all void records are there is not known", "Try again: what is there already does no harm"
+        what, hint = "whether all void records are there is not known", "Try again: more of them do no harm"
         reason = failed[0].reason if failed else "no delivery report"
         raise OutcomeUnknown(what, topic=topic, partition=partition, reason=reason, hint=hint)
     return [report.offset for report in reports]
 
 
 def append_up_to(producer: Producer, topic: str, partition: int, value: bytes, last: int, offset: int) -> int:
-    """Append `value` behind the offset `last` until a record lies at `offset` or above; returns the last one's offset.
+    """Append `value` behind the offset `last` until a record lies at `offset` or above. Return the last one's offset.
 
     Raises OutcomeUnknown.
     """

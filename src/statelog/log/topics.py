@@ -1,11 +1,11 @@
-"""A log's two topics: made, checked against the policy, identified; and whose they are. Never opens a log.
+"""A log's two topics: making, checking and identifying them, and finding their owner. Never opens a log.
 
-Release 0.1 moved a log whose topics were lost to new ones: the descriptor names the first ones and never changes, and a
-manifest of the chain names those in force when it was put. Ids never come back: so whatever the cluster shows is the
-log's if it is the descriptor's, or a manifest's.
+Release 0.1 moved a log whose topics were lost to new ones. The descriptor names the first topics and never changes; a
+manifest names the topics in force when it was put. Topic ids are never used again, so topics are the log's if the
+descriptor or a manifest names them.
 
 Invariants:
-- A topic that is taken over is empty and has the shape that was asked for.
+- A topic that is taken over is empty and has the requested shape.
 - The first record of a ledger names the one descriptor that it belongs to.
 """
 
@@ -49,12 +49,12 @@ from statelog.store.port import Store
 _LOG = logging.getLogger("statelog.log")
 UNGRANTED = "TOPIC_AUTHORIZATION_FAILED"
 _REFUSED_SETTINGS = frozenset({"POLICY_VIOLATION", "INVALID_CONFIG"})
-_LOOKS = 3
-_LOOK_AGAIN_S = 0.25
+_DESCRIBES = 3
+_DESCRIBE_AGAIN_S = 0.25
 
 
 class IdentifiedTopics(NamedTuple):
-    """A log's topics as they are; `warning` says what differs from the descriptor and does no harm."""
+    """A log's topics as they are. `warning`: a harmless difference from the descriptor, if any."""
 
     data: TopicDescription
     ledger: TopicDescription
@@ -63,9 +63,10 @@ class IdentifiedTopics(NamedTuple):
     def check_made(
         self, descriptor: Descriptor, truncation: Truncation, waived: frozenset[Waiver], *, saves: bool = False
     ) -> str:
-        """Raise UnsafeTopic unless both are made as a log so described and truncated needs them.
+        """Raise UnsafeTopic unless both topics have the settings that such a log needs.
 
-        Return what would be refused if the caller did not save what Kafka is about to delete; mostly nothing.
+        `saves`: accept settings by which Kafka deletes records that the caller saves. Return those settings as text;
+        mostly empty.
         """
         needs = TopicNeeds(descriptor.record_bytes_max, truncation.retention_ms)
         spared: list[str] = []
@@ -85,8 +86,8 @@ def make_topic(
     waived: frozenset[Waiver],
     needs: TopicNeeds = LEAST_NEEDS,
 ) -> TopicDescription:
-    """Create the topic, or take over an empty one: of a create that died before its descriptor, or made by somebody
-    else for a client that may not create any.
+    """Create the topic, or take over an empty one: a died create left it, or an operator made it for a client without
+    the right to create topics.
     """
     config = {**topic_config(role, replication_factor), "retention.ms": str(needs.retention_ms)}
     spec = TopicSpec(name=topic, partitions=partitions, replication_factor=replication_factor, config=config)
@@ -101,14 +102,14 @@ def make_topic(
         _require_empty(client, topic, partitions)
     found = look_for(client, topic)
     if found is None:
-        raise NotFound("the topic went away while the log was made", topic=topic)
+        raise NotFound("the topic was deleted while the log was made", topic=topic)
     check_topic(found, role, waived, needs)
     return found
 
 
 def create_topic(client: Kafka, spec: TopicSpec, waived: frozenset[Waiver] = frozenset()) -> TopicSpec:
-    """Create the topic, with fewer settings where the service refuses some that it can do without: what it then has is
-    judged as any topic's is. Returns what it was made by. Raises AlreadyExists, ConfigError, BrokerUnavailable.
+    """Create the topic, without dispensable settings that the service refuses. The caller checks the result as any
+    topic. Return the settings that were used. Raises AlreadyExists, ConfigError, BrokerUnavailable.
     """
     while True:
         try:
@@ -125,24 +126,24 @@ def create_topic(client: Kafka, spec: TopicSpec, waived: frozenset[Waiver] = fro
 
 
 def _is_seen(client: Kafka, topic: str) -> bool:
-    with suppress(ConfigError):  # Without the right to look, either.
+    with suppress(ConfigError):  # Without the right to describe it, either.
         return client.describe_topic(topic) is not None
     return False
 
 
 def look_for(client: Kafka, topic: str) -> TopicDescription | None:
-    """The topic, or None if it is not there. A broker that was away may not know it yet, so that is asked again."""
-    for _ in range(_LOOKS - 1):
+    """Describe the topic. Return None if it is missing, after several tries: a broker that was down may not know it."""
+    for _ in range(_DESCRIBES - 1):
         if found := client.describe_topic(topic):
             return found
-        time.sleep(_LOOK_AGAIN_S)
+        time.sleep(_DESCRIBE_AGAIN_S)
     return client.describe_topic(topic)
 
 
 def identify(client: Kafka, store: Store, descriptor: Descriptor) -> IdentifiedTopics:
-    """A log's topics, compared with its descriptor.
+    """Describe a log's topics, and compare them with its descriptor.
 
-    Raises NotFound if the log was deleted, IdentityChanged if a topic is gone or is not the log's, Unavailable.
+    Raises NotFound if the log was deleted, IdentityChanged if a topic is missing or is not the log's, Unavailable.
     """
     name = descriptor.name
     names = (data_topic(name), ledger_topic(name))
@@ -169,8 +170,8 @@ def _require_empty(client: Kafka, topic: str, partitions: int) -> None:
     if used or count != partitions:
         raise AlreadyExists(
             "a topic of this name is there, and it is not an empty one of this shape", topic=topic, partitions=count,
-            hint="It may be another program's input, or belong to a log below another root. Choose another name for"
-            " this log, or delete the topic if nobody needs it",
+            hint="Choose another name for this log, or delete the topic if nobody needs it: it may be another program's"
+            " input, or belong to a log below another root",
         )  # fmt: skip
 
 
@@ -185,12 +186,12 @@ def _is_owned(client: Kafka, ledger: str) -> bool:
 
 
 def identity_of(cluster_id: str, data: TopicDescription, ledger: TopicDescription) -> LogIdentity:
-    """The identity of a log with these topics on this cluster."""
+    """Return the identity of a log with these topics on this cluster."""
     return LogIdentity(cluster_id=cluster_id, data_topic_id=data.topic_id, ledger_topic_id=ledger.topic_id)
 
 
 def identity_shown(client: Kafka, name: str) -> LogIdentity | None:
-    """The identity of the log of this name, as the cluster shows it now; None if a topic is not there.
+    """Return the identity of this name's log by the cluster's topics now; None if one is missing.
 
     Raises BrokerUnavailable.
     """
@@ -199,9 +200,9 @@ def identity_shown(client: Kafka, name: str) -> LogIdentity | None:
 
 
 def owner_of(client: Kafka, topic: str) -> bytes | None:
-    """The digest of the descriptor that the ledger's first record names.
+    """Return the digest of the descriptor that the ledger's first record names.
 
-    None if the ledger is empty, was truncated, or begins with something else. Raises BrokerUnavailable, NotFound.
+    Return None if the ledger is empty, truncated, or begins with another record. Raises BrokerUnavailable, NotFound.
     """
     start, end = client.offsets(topic, [0])[0]
     if start > 0 or end == 0:
@@ -209,11 +210,11 @@ def owner_of(client: Kafka, topic: str) -> bytes | None:
     try:
         return digest_at(client, topic, 0)
     except OffsetGone:
-        return None  # A round truncated the ledger since the question above.
+        return None  # A round truncated the ledger meanwhile.
 
 
 def record_at(client: Kafka, topic: str, offset: int) -> LedgerRecord | None:
-    """The ledger's record at `offset`; None if there is none, or it is not ours.
+    """Return the ledger's record at `offset`; None if there is none, or it is foreign.
 
     Raises OffsetGone, BeyondEnd, CorruptLedger, UnknownFormat, BrokerUnavailable.
     """
@@ -222,7 +223,7 @@ def record_at(client: Kafka, topic: str, offset: int) -> LedgerRecord | None:
 
 
 def digest_at(client: Kafka, topic: str, offset: int) -> bytes | None:
-    """The digest of the descriptor that the record names, if it names one."""
+    """Return the digest of the descriptor that the record names, if it names one."""
     record = record_at(client, topic, offset)
     return record.digest if isinstance(record, Mark | Restart) else None
 
@@ -230,8 +231,8 @@ def digest_at(client: Kafka, topic: str, offset: int) -> bytes | None:
 def check_owner(client: Kafka, descriptor: Descriptor, manifests: ManifestChain, url: str) -> None:
     """Raise IdentityChanged if the topics are another root's, NotFound if the create died before its mark.
 
-    The mark need not be read where a snapshot of these very topics stands: whoever put that had found it, and topic ids
-    never come back. Where there are none, the mark is the identity as long as it is there, and anchors are afterwards.
+    A snapshot of these very topics replaces the mark: its round had read that, and topic ids are never used again.
+    Without topic ids the mark is the identity until it is truncated; from then on, anchors are.
     """
     if descriptor.identity.ledger_topic_id != NO_TOPIC_ID and _is_rolled_up(descriptor, manifests):
         return
@@ -249,18 +250,18 @@ def _is_rolled_up(descriptor: Descriptor, manifests: ManifestChain) -> bool:
     try:
         newest = manifests.newest_of_any()
     except StatelogError:
-        return False  # What is wrong with it is reported where it is needed.
+        return False  # Raised where the manifest is needed.
     return newest is not None and newest.identity == descriptor.identity and descriptor.made_with is None
 
 
 def owned_elsewhere(topic: str) -> AlreadyExists:
-    """The error for a ledger that another descriptor owns."""
+    """Return the error for a ledger that another descriptor owns."""
     hint = "Open it at its own root, or choose another log name"
     return AlreadyExists("the topic belongs to a log of this name below another root", topic=topic, hint=hint)
 
 
 def is_begun(client: Kafka, descriptor: Descriptor) -> bool:
-    """Whether a create died between the descriptor and the mark: both topics are still there, and empty."""
+    """Return whether a create died between descriptor and mark: both topics still exist, and are empty."""
     name = descriptor.name
     if identity_shown(client, name) != descriptor.identity:
         return False
@@ -269,7 +270,7 @@ def is_begun(client: Kafka, descriptor: Descriptor) -> bool:
 
 
 def topics_in_force(client: Kafka, store: Store, made: Descriptor) -> Descriptor:
-    """The descriptor with the topics that the cluster shows, if a manifest names them; else `made` as it is.
+    """Return the descriptor with the cluster's topics if a manifest names them; else `made`.
 
     Raises StoreUnavailable, UnknownFormat, BrokerUnavailable.
     """
@@ -280,12 +281,12 @@ def topics_in_force(client: Kafka, store: Store, made: Descriptor) -> Descriptor
 
 
 def identities_of(store: Store, made: Descriptor) -> Iterator[LogIdentity]:
-    """Of all topics that are the log's, or were: what the descriptor says, and what manifests do, the newest first.
+    """Yield the log's present and former identities: the descriptor's, and the manifests', the newest first.
 
     Raises StoreUnavailable, UnknownFormat.
     """
     yield made.identity
     chain = ManifestChain(store, made)
     for number in reversed(chain.numbers()):
-        with suppress(NotFound, CorruptManifest):  # Cleaned up since, or damaged: every newer one names them, too.
+        with suppress(NotFound, CorruptManifest):  # Deleted meanwhile, or damaged: all newer ones name them, too.
             yield chain.read(number).identity
