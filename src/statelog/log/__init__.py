@@ -1,4 +1,4 @@
-"""A log, the door to Kafka and the store: how it is made, opened, described, and what to do about its losses."""
+"""A log, the entry point to Kafka and the store: making, opening and describing it, and accepting its losses."""
 
 from statelog.log.log import Log, LogDescription, open  # noqa: A004 - statelog.open
 from statelog.log.loss import accept_data_loss, accept_ledger_loss

@@ -1,19 +1,19 @@
-"""Evidence that a log's topics are those that were seen before: anchors of a snapshot, and witnesses in chunks.
+"""Evidence that a log's topics are the observed ones: anchors of a snapshot, and witnesses in chunks.
 
-Anchors are hashes of the records that a snapshot was built on, compared by every later reader. They notice a topic that
-was restored, rewound or re-filled behind an unchanged id: offsets would still look right.
+Anchors are hashes of the records on which a snapshot was built; every later reader compares them. They detect a topic
+that was restored, rewound or re-filled under an unchanged id, where offsets would still look right.
 
-Witnesses: a writer names in every chunk how far it had folded the ledger, and which record it found there. A ledger
-that ends below such a place, or has another record there, has lost what was acknowledged, however far it has grown
-again. The chunks that can say so are those that no commit lists: whatever is listed lies below a commit that is there.
+Witnesses: a writer names in every chunk the place up to which it had folded the ledger. A ledger that ends below such a
+place, or has another record there, has lost acknowledged records, however far it has grown again. Only chunks that no
+commit lists can show that: a listed chunk lies below a commit that is there.
 
 Invariants:
-- A record that is gone by truncation proves nothing, in either direction. One that is there must be the same, and so
-  must the one below a place that a snapshot is kept of.
+- A truncated record proves nothing, in either direction. An existing record must be the same, and so must the record
+  below a place of which a snapshot is retained.
 - Offsets whose loss a person accepted carry no anchor, and nothing up to the newest Restart counts.
-- Of what no commit lists the last records of every partition are read, so that an opening beside a load of any size
-  reads little. More strange records than that behind a witness hide it.
-- A chunk whose seal is not the log's says nothing, nor does a record that is no chunk.
+- Only the last records of every partition behind its committed position are read, so that opening under a load of any
+  size reads little. More foreign records than that behind a witness hide it.
+- A chunk without the log's seal, or a record that is no chunk, is no witness.
 """
 
 from collections.abc import Collection, Iterable, Mapping
@@ -34,12 +34,12 @@ from statelog.schemas.ledger.state import LedgerState
 from statelog.schemas.names import data_topic
 from statelog.schemas.snapshot.manifest import Anchor, Manifest
 
-_LOOKED_AT = 4
+_WITNESS_RECORDS = 4
 """So many of the last records of a partition are read for witnesses."""
 
 
 class Evidence:
-    """What shows that a log's topics are those that were seen before. Belongs to a log, and closes nothing."""
+    """The checks that a log's topics are the observed ones. Belongs to a log, and closes nothing."""
 
     def __init__(self, descriptor: Descriptor, ledger: LedgerSource, history: History) -> None:
         self._descriptor = descriptor
@@ -56,12 +56,13 @@ class Evidence:
         end: int | None = None,
         since_s: float | None = None,
     ) -> LedgerView:
-        """Read the ledger to its end, and compare it with what was seen before: by this process, by whoever remembers
-        one of `places`, and by the writers of the last chunks that no commit lists. Return what it says.
+        """Read the ledger to its end, and return it. Compare it with the records that this process has read, with
+        `places` that others observed, and with the witnesses in the last chunks.
 
-        `there` are log start and log end of every data partition, and `end` is that of the ledger, if the caller has
-        just asked for them, at `since_s` of the history's time. Raises BeyondEnd, AnchorMismatch, OffsetGone,
-        Unavailable.
+        there         log start and log end of every data partition, if the caller has just asked for them
+        end, since_s  likewise the ledger's end, and when it was asked for, in the history's time
+
+        Raises BeyondEnd, AnchorMismatch, OffsetGone, Unavailable.
         """
         history = self._history
         if end is None:
@@ -78,10 +79,10 @@ class Evidence:
     def take_anchors(
         self, state: LedgerState, previous: Manifest | None, read: Mapping[int, LastRecord] | None = None
     ) -> tuple[Anchor, ...]:
-        """The last record below the ledger position and below each committed position.
+        """Return anchors of the last record below the ledger position and below each committed position.
 
-        The anchor of what did not move is taken over, and so are the last records that were just `read` of data
-        partitions. Raises OffsetGone, BeyondEnd, BrokerUnavailable.
+        Takes the `previous` anchors of unchanged positions, and the last records of data partitions that were just
+        `read`. Raises OffsetGone, BeyondEnd, BrokerUnavailable.
         """
         known = {a.partition: a for a in previous.anchors if a.topic == "data"} if previous else {}
         known |= {partition: Anchor("data", partition, *found) for partition, found in (read or {}).items()}
@@ -106,10 +107,10 @@ class Evidence:
         accepted: tuple[LossRange, ...] = (),
         there: Mapping[int, OffsetRange] | None = None,
     ) -> None:
-        """Compare those anchors of one topic whose records are still there with what is there now.
+        """Compare anchors of one topic with the records there now. Skip those whose records were truncated.
 
-        `there` are log start and log end of the partitions, if the caller has just asked for them. Raises
-        AnchorMismatch, BeyondEnd, BrokerUnavailable.
+        `there`: log start and log end of the partitions, if the caller has just asked for them. Raises AnchorMismatch,
+        BeyondEnd, BrokerUnavailable.
         """
         expected = {
             a.partition: a
@@ -126,7 +127,7 @@ class Evidence:
                 found = self._hashes(topic, held)
                 break
             except OffsetGone:
-                there = None  # Truncated since it was asked: every turn here follows a higher start.
+                there = None  # Truncated meanwhile: each retry follows a higher start.
         for partition, offset in held.items():
             is_same = found.get(partition) == expected[partition].hash
             if not (is_same or (topic == self._ledger.topic and self._ledger.is_given_up(offset))):
@@ -139,14 +140,14 @@ class Evidence:
         accepted: tuple[LossRange, ...],
         there: Mapping[int, OffsetRange],
     ) -> None:
-        """As `check_anchors`, for those that a snapshot has of these data partitions; None: there is no snapshot."""
+        """Check the anchors that the newest snapshot, if there is one, has of these data partitions."""
         anchors = newest.anchors if newest else ()
         data = [one for one in anchors if one.topic == "data" and one.partition in partitions]
         self.check_anchors(data, accepted, there)
 
     def check_witnesses(self, state: LedgerState, there: Mapping[int, OffsetRange]) -> None:
-        """Compare the ledger, read up to a state, with what the writers of the last chunks had seen of it. Of what a
-        Restart lies above, a person said what counts. Raises BeyondEnd, AnchorMismatch, Unavailable.
+        """Compare the ledger, read up to a state, with the witnesses in the last chunks that lie above the newest
+        Restart. Raises BeyondEnd, AnchorMismatch, Unavailable.
         """
         named = self.witnesses(state, there)
         self._history.expect(one for one in named if max(one.position - 1, one.last_offset) > state.restarted)
@@ -154,7 +155,7 @@ class Evidence:
     def witnesses(self, state: LedgerState, there: Mapping[int, OffsetRange]) -> set[Place]:
         """Read the places that the last records behind the committed positions name. Raises Unavailable."""
         while True:
-            wanted = {p: OffsetRange(_first_to_look_at(state, p, at), at.end) for p, at in there.items()}
+            wanted = {p: OffsetRange(_first_witness(state, p, at), at.end) for p, at in there.items()}
             wanted = {p: one for p, one in wanted.items() if one.start < one.end}
             if not wanted:
                 return set()
@@ -164,24 +165,24 @@ class Evidence:
                     named = (_named(one.value, self._descriptor.seal_key) for one in records)
                     return {place for place in named if place is not None}
             except OffsetGone:
-                there = self._kafka.offsets(self._data_topic, sorted(there))  # Truncated since it was asked.
+                there = self._kafka.offsets(self._data_topic, sorted(there))  # Truncated meanwhile.
 
     def _hashes(self, topic: str, offsets: Mapping[int, int]) -> dict[int, int]:
-        """The hash of one record of each partition; a partition is absent if there is no record at the offset."""
+        """Return the hash of one record of each partition, without partitions that have none at the offset."""
         found = records_at(self._kafka, topic, offsets) if offsets else {}
         return {partition: xxhash.xxh3_64_intdigest(record.value) for partition, record in found.items()}
 
 
 def _is_no_chunk(_partition: int, _at: OffsetRange) -> bool:
-    return False  # What no commit lists and cannot be unpacked is none.
+    return False  # A record that cannot be unpacked, and that no commit lists, is no chunk.
 
 
-def _first_to_look_at(state: LedgerState, partition: int, there: OffsetRange) -> int:
-    return max(there.start, state.committed_positions.get(partition, 0), there.end - _LOOKED_AT)
+def _first_witness(state: LedgerState, partition: int, there: OffsetRange) -> int:
+    return max(there.start, state.committed_positions.get(partition, 0), there.end - _WITNESS_RECORDS)
 
 
 def _named(value: bytes, key: bytes) -> Place | None:
-    """Return the place that a record names; None unless it is a chunk of a writer that knows the log's descriptor."""
+    """Return the place that a record names; None unless it is a chunk with the log's seal."""
     try:
         found = decode_head(value)
     except (Corrupt, UnknownFormat):

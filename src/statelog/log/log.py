@@ -1,12 +1,12 @@
-"""`Log`: create, open, describe and delete a log, and `statelog.open`; what writers, rounds and readers work through.
+"""`Log`: create, open, describe and delete a log, and `statelog.open`. Writers, rounds and readers work through it.
 
 Invariants:
 - The ledger's first record, the mark, names the descriptor: topics belong to the log at one root and to no other.
-- Every open compares the descriptor with the cluster (ids, partitions) and the topics with the policy, and
-  refuses before anything is read or written.
+- Every open compares the descriptor with the cluster (ids, partitions) and the topics with the policy. It refuses
+  before anything is read or written.
 - Any number of processes may open the same name with `create=True` concurrently: one of them makes the log, all open
-  it. A given option must hold for the log: one that an existing log contradicts is an error.
-- A log holds its two ports, and is closed by its maker. It does not outlive a fork: open it again in the child.
+  it. An option that an existing log contradicts is an error.
+- A log holds its two ports, and its maker closes it. It does not outlive a fork: open it again in the child.
 """
 
 import logging
@@ -57,8 +57,8 @@ _LOG = logging.getLogger("statelog.log")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogDescription:
-    """A log at one moment: log start and log end of its partitions, the ledger folded to its end, the newest manifest
-    (None before the first), all value schemas by ascending id, who truncates.
+    """A log at one moment: log start and log end of its partitions, the ledger folded to its end (`state`), the newest
+    manifest (None before the first), all value schemas by ascending id, and its truncation.
     """
 
     descriptor: Descriptor
@@ -73,9 +73,7 @@ class LogDescription:
 
 
 class _Verified(NamedTuple):
-    """What the cluster said of a log's topics, which are the descriptor's, and when it was asked; and who truncates
-    them, once it was seen that they may be used. The store is only asked where they keep nothing for ever.
-    """
+    """A log's topics, verified to be its own, the time of that check, and its truncation once they pass the policy."""
 
     topics: IdentifiedTopics
     asked_s: float
@@ -90,10 +88,9 @@ class Log(Closing):
     """
 
     patience_s: float = 10.0
-    """How long an answer of Kafka's that goes back behind what is known is asked again before it is believed."""
+    """How long Kafka is asked again before an end below a known one is believed."""
     look_again_s: float = 1.0
-    """How long, by the clock of the environment that opened the log, `verify` does not ask the cluster again whether it
-    still is the log's."""
+    """How long `verify` trusts the cluster's last answer, by the clock of the environment that opened the log."""
 
     def __init__(
         self, descriptor: Descriptor, kafka: Kafka, store: Store, *, waived: frozenset[Waiver] = frozenset()
@@ -110,7 +107,7 @@ class Log(Closing):
         opaque = JSON if descriptor.value_type is ValueFormat.JSON else OPAQUE
         self.value_schemas = ValueSchemas(store, descriptor.value_schema_id, opaque)
         self.warm_producer = WarmProducer(self._writing_producer)
-        """A producer made ahead of an Open, for who keeps one."""
+        """A producer made ahead of an Open, for callers that `keep` one."""
         self.ledger = LedgerSource(
             kafka=kafka,
             topic=self.ledger_topic,
@@ -121,18 +118,17 @@ class Log(Closing):
             clock=current_environment().clock,
             patience_s=lambda: self.patience_s,
         )
-        """Where the ledger is, and its end."""
+        """The ledger's topic and its end."""
         self.history = History.of(self.ledger)
-        """The ledger, as this process has read it."""
+        """The ledger as this process has read it."""
         self.evidence = Evidence(descriptor, self.ledger, self.history)
-        """What shows that the topics are those that were seen before."""
+        """The checks that the topics are the observed ones."""
         self._closing = ExitStack()
         for one in (kafka, self.history, self.warm_producer):
             self._closing.callback(one.close)
         self._verified: _Verified | None = None
         self.deletions = ""
-        """The topics' settings by which Kafka deletes what is committed, as a round or an open writer saw them last; or
-        an empty text."""
+        """The topics' settings by which Kafka deletes committed records, as last verified; or empty."""
         self._waived = waived
         self._schemas: dict[int, pa.Schema] = {}
 
@@ -178,12 +174,11 @@ class Log(Closing):
             delete_log(client, store, name)
 
     def verify(self, rights: Rights = NO_RIGHTS) -> Truncation:
-        """Compare descriptor, cluster and topic settings, as every open, round and recovery does. What the cluster has
-        answered through this object within `look_again_s` it is not asked again. Returns who truncates.
+        """Check descriptor, cluster and topic settings, as every open, round and recovery does. Return the truncation.
 
-        `rights` are those that this client is going to need. Raises ConfigError if one is missing,
-        NotFound for a log that was deleted, IdentityChanged, UnsafeTopic, Unavailable. Partitions that were added later
-        are a log line only.
+        Uses an answer of the cluster that is younger than `look_again_s`. `rights`: those that this client will need.
+        Added partitions only cause a log line. Raises ConfigError if a right is missing, NotFound for a deleted log,
+        IdentityChanged, UnsafeTopic, Unavailable.
         """
         return self._check(self._identify(self.look_again_s), rights)
 
@@ -200,34 +195,35 @@ class Log(Closing):
                 )
             rights.check(data, ledger)
         except BaseException:
-            self._verified = None  # What is refused here is asked anew.
+            self._verified = None  # The next call asks the cluster again.
             raise
-        # What only a round goes on with is checked again by the next one who asks, and may be refused.
+        # Settings that only a round accepts are checked again by the next caller, and may be refused.
         self._verified = verified._replace(truncation=None if self.deletions else truncation)
         return truncation
 
     def _truncation_of(self, verified: _Verified) -> Truncation:
-        """Return who truncates, asked of the store only where Kafka deletes by age."""
+        """Return the truncation. Asks the store only if Kafka deletes by age."""
         is_kept = retention_s(*(one.config for one in verified.topics[:2])) is None
         return Truncation() if is_kept else self.truncation()
 
     def verify_anew(self, rights: Rights = NO_RIGHTS) -> Truncation:
-        """As `verify`, of what the cluster answers now: before a verdict is believed, or records are deleted."""
+        """Verify as `verify` does, by a new answer of the cluster: before records are deleted, or a verdict counts."""
         return self._check(self._identify(0.0), rights)
 
     def asking_who_answers(self) -> AbstractContextManager[None]:
-        """Report what is found missing inside only after the cluster was asked: it may be another one, or the log may
-        have been made anew. Raises IdentityChanged then.
+        """Verify the cluster before an error of the block about missing records is raised.
+
+        Raises IdentityChanged instead, if it is another cluster, or the log was re-created.
         """
         return self.ledger.asking_who_answers()
 
     def _judge(self, max_age_s: float) -> None:
-        """Ask who the cluster is. Warn if Kafka has come to delete what an open writer commits; the writer goes on."""
+        """Identify the cluster. Warn if Kafka now deletes what an open writer commits; the writer goes on."""
         known = self._verified
         verified = self._identify(max_age_s)
         if verified is known or not self.history.has_appended:
             return
-        with suppress(StatelogError):  # All else that may be wrong is for an open to refuse.
+        with suppress(StatelogError):  # The next open refuses anything else that is wrong.
             truncation = self._truncation_of(verified)
             self.deletions = verified.topics.check_made(self.descriptor, truncation, self._waived, saves=True)
             if self.deletions:
@@ -240,13 +236,13 @@ class Log(Closing):
         try:
             self._verified = found = _Verified(identify(self.kafka, self.store, self.descriptor), asked_s)
         except (NotFound, IdentityChanged):
-            self._verified = None  # What was answered before is true no more, whoever hears of it.
+            self._verified = None  # The earlier answer no longer holds for any caller.
             raise
         return found
 
     @property
     def retention_s(self) -> float | None:
-        """After how long Kafka deletes records of the topics, as they were verified last; None: never."""
+        """The age at which Kafka deletes records, as last verified; None: never."""
         verified = self._verified
         return retention_s(*(one.config for one in verified.topics[:2])) if verified else None
 
@@ -260,9 +256,7 @@ class Log(Closing):
     # ---- what it is
 
     def check_made_with(self, options: LogOptions) -> None:
-        """Raise ConfigError if the log is not what these options say, and name all that differs. A value schema that
-        the log has moved on from still agrees with it.
-        """
+        """Raise ConfigError, with every difference, if the log contradicts these options. Earlier schemas agree."""
         different = list(differences(options, self.descriptor, self.store, self.value_schemas))
         if different:
             what = f"the log {self.name} was made with other options: {', '.join(different)}"
@@ -270,25 +264,25 @@ class Log(Closing):
             raise ConfigError(what, log=self.name, hint=hint)
 
     def evolve_value_schema(self, avsc: str) -> ValueSchema:
-        """Make the text of an Avro record schema the newest value schema, or find that the log has it already.
+        """Make the text of an Avro record schema the newest value schema, unless the log has it already.
 
-        Writers that open from now on write with the newest; those that are open go on with theirs, and readers get all
-        values in the newest. Which changes are allowed is in docs/values.md; two processes may evolve at once.
+        Writers that open from now on write with the newest. Open writers keep theirs, and readers get all values in the
+        newest. docs/values.md lists the allowed changes. Two processes may evolve at once.
 
         Raises IncompatibleSchema, with the field and both types, before anything is written; ConfigError, Unavailable.
         """
         return self.value_schemas.add(avsc)
 
     def truncation(self) -> Truncation:
-        """Who truncates, asked of the store now. Raises Corrupt, UnknownFormat, StoreUnavailable."""
+        """Read the truncation from the store. Raises Corrupt, UnknownFormat, StoreUnavailable."""
         return truncation_of(self.store, self.descriptor)
 
     def set_truncation(self, truncation: str, retention_days: int | None = None) -> Truncation:
-        """Say who truncates from now on, as in `LogOptions`; rounds that begin from now on keep to it.
+        """Set the truncation, as in `LogOptions`, for rounds that begin from now on.
 
-        For "retention" the topics get their `retention.ms` afterwards, with Kafka's own tools: until then they grow.
-        For "delete-records" they get back their -1 before. Raises UnsafeTopic if what the topics have does not allow
-        it, ConfigError, also where records cannot be deleted; Unavailable.
+        For "retention", set the topics' `retention.ms` afterwards, with Kafka's own tools: until then they grow. For
+        "delete-records", set it to -1 before. Raises UnsafeTopic if the topics' settings forbid it, ConfigError, also
+        if records cannot be deleted, Unavailable.
         """
         wanted = Truncation.named(truncation, retention_days)
         topics = self._identify(0.0).topics
@@ -300,8 +294,8 @@ class Log(Closing):
         return wanted
 
     def change_schema(self, value_schema_id: int) -> pa.Schema:
-        """The Arrow schema of changes whose values have this schema id. Raises ConfigError for what is no id,
-        UnknownFormat for one that the log does not have, StoreUnavailable.
+        """Return the Arrow schema of changes whose values have this schema id. Raises ConfigError for a wrong id,
+        UnknownFormat for an unknown one, StoreUnavailable.
         """
         check_whole("value_schema_id", value_schema_id, 0)
         if value_schema_id not in self._schemas:
@@ -311,19 +305,19 @@ class Log(Closing):
 
     @property
     def position(self) -> int:
-        """The highest ledger position that was read through this object: what it was told lies below."""
+        """The highest ledger position that was read through this object. All that it had acknowledged lies below."""
         return self.history.place.position
 
     @property
     def place(self) -> Place:
-        """That position with the record below it: for `recover(at_least=)` elsewhere."""
+        """`position` with the record below it, for `recover(at_least=)` in other processes."""
         return self.history.place
 
     def replay(self, base: LedgerBase | None = None, position: int = 0) -> Replay:
-        """Fold the ledger from `base` on, or from its first record, up to a position of the past. The caller closes it.
+        """Fold the ledger from `base`, or its first record, up to an earlier position. The caller closes the replay.
 
-        Raises OffsetGone if there is no base and the ledger was truncated: an unknown epoch would silently void valid
-        commits; else as `Replay.commits`.
+        Raises OffsetGone without a base if the ledger was truncated, because an unknown epoch would void valid commits;
+        else as `Replay.commits`.
         """
         if base is None:
             self.ledger.require_whole()
@@ -331,18 +325,18 @@ class Log(Closing):
         with undone_by_errors(made.close):
             if position > made.position:
                 made.fold_to(position)
-            is_kept = base is not None and not isinstance(base, Manifest)
-            made.fold.followed = made.position if is_kept or position else 0
+            is_stored = base is not None and not isinstance(base, Manifest)
+            made.fold.followed = made.position if is_stored or position else 0
         return made
 
     def barrier(self) -> int:
-        """Append a void record to the ledger. What is read up to the position returned includes everything that anybody
-        was told before the call: a linearizable read. Needs the right to write the ledger.
+        """Append a void record to the ledger, and return the position behind it. A read up to there is linearizable: it
+        includes everything that was acknowledged to anyone before the call. Needs the right to write the ledger.
 
-        Nothing is appended to a ledger that lost records: it would stand where they did. Raises ConfigError without
-        that right, OutcomeUnknown, Damaged, Unavailable.
+        Appends nothing to a ledger that lost records: it would take their offsets. Raises ConfigError without that
+        right, OutcomeUnknown, Damaged, Unavailable.
         """
-        self.verify(LEDGER_WRITING)  # Refused at once: the producer would only not know what became of its record.
+        self.verify(LEDGER_WRITING)  # Without the right, a producer would only report an unknown outcome.
         self.evidence.check_ledger()
         with closing(self.kafka.producer()) as producer:
             position = append_all(producer, self.ledger_topic, 0, VOID_VALUE, 1)[0] + 1
@@ -350,21 +344,21 @@ class Log(Closing):
         return position
 
     def data_offsets(self, *, at_least: Mapping[int, int] | None = None) -> dict[int, OffsetRange]:
-        """Log start and log end of every data partition, now; an end below `at_least` is asked for again."""
+        """Return log start and log end of every data partition. Asks again for an end below `at_least`."""
         return self.kafka.offsets(self.data_topic, range(self.descriptor.partitions), at_least=at_least)
 
     def commits(self) -> dict[str, LastCommit]:
-        """Every writer's last commit (checkpoint, ledger offset, metadata), now. Reads the ledger behind the newest
+        """Return every writer's last commit (checkpoint, ledger offset, metadata). Reads the ledger behind the newest
         manifest, and no data.
 
-        After a writer opened, those of the writers that it replaced are final: this is where a job that was rescaled
-        finds the source positions of the partitions that it took over. Raises Damaged, Unavailable.
+        After a writer opened, the commits of the writers that it replaced are final. So a rescaled job finds here the
+        source positions of the partitions that it took over. Raises Damaged, Unavailable.
         """
         self._identify(self.look_again_s)
         return self.evidence.check_ledger().state.commits
 
     def describe(self) -> LogDescription:
-        """The log at this moment. Raises Damaged, Unavailable, ConfigError without the right to read both topics."""
+        """Describe the log now. Raises Damaged, Unavailable, ConfigError without the right to read both topics."""
         self.verify(READING)
         view, manifest = self.evidence.check_ledger(), self.manifests.newest()
         return LogDescription(
@@ -380,16 +374,16 @@ class Log(Closing):
         )
 
     def _writing_producer(self) -> Producer:
-        """A new producer. Only for writers: without the right to write, its client would report a fatal error."""
+        """Make a producer. Only for writers: without the right to write, its client would report a fatal error."""
         self.verify(WRITING)
         return self.kafka.producer()
 
 
-# ---- the door
+# ---- the entry point
 
 
 _PAUSES_S = (0.1, 0.2, 0.4, 0.8, 1.6)
-"""Between two looks at a log that a rival is making: most of its time goes to Kafka's two topics."""
+"""Pauses between two checks of a log that another process is making, mostly Kafka's two topics."""
 
 
 def open(name: str, where: Where, *, create: bool | LogOptions = False) -> Log:  # noqa: A001 - it is statelog.open, as gzip.open
@@ -398,8 +392,8 @@ def open(name: str, where: Where, *, create: bool | LogOptions = False) -> Log: 
         with statelog.open("visits", where, create=True) as log:
             print(log.describe())
 
-    `create` may say how: `create=LogOptions(key_type="string")`. An existing log has to agree with each option that is
-    given. A `value_schema` agrees if the log has it, as its newest or as an earlier one.
+    `create` may hold options: `create=LogOptions(key_type="string")`. An existing log must agree with each of them. A
+    `value_schema` agrees if it is the log's newest or an earlier one.
 
     Raises NotFound without `create`; ConfigError, which names the options that differ; IdentityChanged, UnsafeTopic,
     UnsafeStore, InvalidName, CorruptDescriptor, UnknownFormat, Unavailable.
@@ -411,12 +405,12 @@ def open(name: str, where: Where, *, create: bool | LogOptions = False) -> Log: 
 
 
 def check_log(log: object) -> None:
-    """Raise ConfigError unless it is an open log: a name where one belongs, say."""
+    """Raise ConfigError unless it is a `Log`: for a name, for example."""
     check_kind("log", log, Log, example="statelog.open(name, where)")
 
 
 def open_snapshots(name: str, where: Where) -> Log:
-    """A log whose cluster is not asked, to read its snapshots alone. Raises NotFound, Damaged, StoreUnavailable,
+    """Open a log without its cluster, to read its snapshots alone. Raises NotFound, Damaged, StoreUnavailable,
     ConfigError.
     """
     store = opened_store(name, where)
@@ -426,15 +420,15 @@ def open_snapshots(name: str, where: Where) -> Log:
 
 
 def _open_or_create(name: str, where: Where, options: LogOptions) -> Log:
-    """Open; make what is not there; and look again if a rival makes it at the same moment."""
+    """Open the log, or create it, or open it again if another process creates it concurrently."""
     for pause_s in (*_PAUSES_S, None):
-        # If there is none, its create may be under way, or have died: to create it once more completes it.
+        # If there is none, another create may be under way, or have died: a second one completes it.
         with suppress(NotFound):
             log = Log.open(name, where)
             log.check_made_with(options)
             return log
         try:
-            return Log.create(name, where, options)  # Made by these options: nothing is left to check.
+            return Log.create(name, where, options)  # Made with these options, so they need no check.
         except AlreadyExists:
             if pause_s is None:
                 raise

@@ -1,16 +1,16 @@
-"""Accepts a loss: a person gives up ranges of the data topic, or declares what is left of the ledger to be the history.
+"""Accepting a loss: a person accepts ranges of the data topic as lost, or the rest of the ledger as the history.
 
-Owns the decision what counts, and the AcceptLoss and Restarts that say it (docs/format-ledger.md). Never run by the
-system itself. A log whose topics are gone goes on as a copy of its newest snapshot (`statelog.materializer.copy`).
+Owns the decision what counts, and the AcceptLoss and Restarts that record it (docs/format-ledger.md). The system itself
+never runs it. A log without its topics continues as a copy of its newest snapshot (`statelog.materializer.copy`).
 
 Invariants:
-- A range holds committed offsets only: accepted beyond them, it would hide losses that are yet to come.
-- What a ledger's loss takes along is only what the newest snapshot holds: that of the data topic is no loss.
-- Nothing is accepted as long as nothing is lost, nor on one answer of Kafka's that may be old, nor on another cluster:
-  on the old one writers may go on.
-- The last Restart lies at or above the snapshot's position, and above every witness that the data topic bears.
-  One that died on the way is run again: the Restarts of the first are void beside those of the second.
-- Who accepts, and why, is put on the store first, in a file that nothing deletes.
+- A range holds only committed offsets: beyond them, it would hide future losses.
+- The data ranges that are accepted with a ledger's loss are ones that the newest snapshot holds: they lose no change.
+- Nothing is accepted unless something is lost, nor on one answer of Kafka that may be stale, nor on another cluster:
+  writers may go on there.
+- The last Restart lies at or above the snapshot's position, and above every witness in the data topic. After a crash,
+  run the acceptance again: the second one's Restarts replace the first one's.
+- Operator and reason are stored first, in a file that nothing deletes.
 """
 
 from collections.abc import Collection
@@ -45,7 +45,7 @@ from statelog.store.port import Store
 
 
 def accept_data_loss(log: Log, ranges: Collection[LossRange], *, reason: str, operator: str) -> int:
-    """Record that a person gives up these ranges of the data topic. Returns the ledger offset.
+    """Record that a person accepts these ranges of the data topic as lost. Return the ledger offset.
 
     Raises ConfigError, OutcomeUnknown, Damaged, Unavailable.
     """
@@ -64,14 +64,14 @@ def accept_data_loss(log: Log, ranges: Collection[LossRange], *, reason: str, op
 
 
 def accept_ledger_loss(log: Log, *, reason: str, operator: str, seen: Collection[Place] = ()) -> int:
-    """Record that a person gives up what the ledger lost. Returns the offset of the Restart that counts. `seen` are
-    places that somebody remembers, where nothing else shows the loss.
+    """Record that a person accepts the ledger's loss. Return the offset of the Restart that counts. `seen`: places that
+    others observed, where nothing else shows the loss.
 
-    If the newest snapshot reaches further than the ledger, or stands on records that are others now, it is the history;
-    else what the ledger still holds is. Every writer that is open is fenced, and commits that are in neither are gone.
-    What the data topic lacks below the snapshot's committed positions is given up with it, for the snapshot holds it.
+    The newest snapshot becomes the history if it reaches further than the ledger, or the ledger has other records than
+    those below it; else the rest of the ledger does. Open writers are fenced, and commits in neither are lost. Ranges
+    that the data topic lacks below the snapshot's committed positions are accepted, too: the snapshot has them.
 
-    Raises ConfigError if nothing is lost or there is no reason or operator, NotFound if a run of that snapshot is gone,
+    Raises ConfigError if nothing is lost or a text is missing, NotFound if a run of that snapshot is missing,
     OutcomeUnknown (run it again), Damaged, Unavailable.
     """
     check_log(log)
@@ -101,7 +101,7 @@ def accept_ledger_loss(log: Log, *, reason: str, operator: str, seen: Collection
 
 
 def _in_snapshot_alone(log: Log, newest: Manifest, state: LedgerState) -> tuple[LossRange, ...]:
-    """What the data topic lacks, or has otherwise, below the snapshot's committed positions."""
+    """Return the ranges below the snapshot's committed positions that the data topic lacks or has otherwise."""
     anchors = {anchor.partition: anchor for anchor in newest.anchors if anchor.topic == "data"}
     there = log.data_offsets(at_least=newest.next_offsets)
     found: list[LossRange] = []
@@ -124,30 +124,30 @@ def _accept(log: Log, ranges: Collection[LossRange], reason: str, operator: str)
 
 
 def check_acceptance(reason: str, operator: str) -> None:
-    """Raise ConfigError unless it is said who accepts the loss, and why."""
+    """Raise ConfigError unless reason and operator are texts, and not empty."""
     for name, text in (("reason", reason), ("operator", operator)):
         check_kind(name, text, str, example="text")
     if not reason.strip() or not operator.strip():
         raise ConfigError("accepting a loss needs a reason and an operator")
     if not (has_utf8(reason) and has_utf8(operator)):
-        raise ConfigError("the reason, or the operator, is not UTF-8", hint="Type it anew, in a terminal of UTF-8")
+        raise ConfigError("the reason, or the operator, is not UTF-8", hint="Type it again, in a UTF-8 terminal")
 
 
 def _witness(log: Log) -> int:
-    """The furthest that this process, or the writer of a chunk, has seen of the ledger."""
+    """Return the highest ledger position that this process, or the writer of a chunk, has observed."""
     with log.replay(log.manifests.newest()) as replay:
-        with suppress(DataLoss):  # That is why we are here: what it has folded by then tells what is committed.
+        with suppress(DataLoss):  # Expected here; the fold up to the loss has the committed positions.
             replay.fold_to(log.ledger.end())
         return max(log.position, furthest_witness(log, replay.fold.freeze()))
 
 
 def furthest_witness(log: Log, state: LedgerState) -> int:
-    """The highest position that one of the last chunks behind the committed positions names; 0 if none does."""
+    """Return the highest position that one of the last chunks behind the committed positions names; 0 if none does."""
     return max((place.position for place in log.evidence.witnesses(state, log.data_offsets())), default=0)
 
 
 def _is_other(log: Log) -> bool:
-    """Whether the newest snapshot stands on other records than the ledger has now."""
+    """Return whether the newest snapshot was built on other records than the ledger has now."""
     try:
         with log.replay(log.manifests.newest()) as replay:
             replay.fold_to(log.ledger.end())
@@ -157,7 +157,7 @@ def _is_other(log: Log) -> bool:
 
 
 def _is_torn(log: Log, seen: Collection[Place]) -> bool:
-    """Whether the ledger, or a witness of it, shows that it lost records."""
+    """Return whether the ledger, or a witness of it, proves a loss of records."""
     try:
         log.evidence.check_ledger(places=seen)
     except (AnchorMismatch, BeyondEnd):
@@ -166,19 +166,19 @@ def _is_torn(log: Log, seen: Collection[Place]) -> bool:
 
 
 def check_runs(store: Store, manifest: Manifest) -> None:
-    """Raise NotFound if the snapshot that is to be the history is not whole."""
+    """Raise NotFound if a snapshot, which is to be the history, is not whole."""
     sizes = {info.path: info.size_bytes for info in store.list("runs/")}
     for run in manifest.runs:
         if sizes.get(run.path) != run.size_bytes:
-            what = "a run of the newest snapshot is gone, or has another size"
+            what = "a run of the newest snapshot is missing, or has another size"
             hint = "Restore it from a copy of the store first: nothing else holds what the ledger lost"
             raise NotFound(what, path=run.path, manifest=manifest.number, hint=hint)
 
 
 def append_restarts(log: Log, record: Restart, offset: int) -> int:
-    """Append the record until one of them lies at `offset` or above; the offset of the last one."""
+    """Append the record until one of them lies at `offset` or above. Return the offset of the last one."""
     try:
         with closing(log.kafka.producer()) as producer:
             return append_up_to(producer, log.ledger_topic, 0, encode(record), log.ledger.end() - 1, offset)
     except OutcomeUnknown as error:
-        raise error.restated(hint="Accept the loss again: that settles it") from error
+        raise error.restated(hint="Accept the loss again: that resolves it") from error
