@@ -1,11 +1,11 @@
-"""`MeasuredKafka`, `MeasuredStore`: a port around another one, which tells observers of each request.
+"""`MeasuredKafka`, `MeasuredStore`: a port around another one that reports each request to observers.
 
-An operation of a port is one request to them, whatever it takes on the wire: `docs/metrics.md` says what that is. What
-is read of an open file, and of a topic, is reported when it is over, with the time that was spent inside of the port.
+An operation of a port is one request, whatever it takes on the wire (docs/metrics.md). A read of a topic or an open
+file is reported when it ends, with the time spent inside the port.
 
 Invariants:
-- Arguments, results and errors go through as they are; the port decides all.
-- Time is that of this machine, whatever the environment says: a port of a simulation takes none.
+- Arguments, results and errors pass unchanged; the inner port decides everything.
+- Time is this machine's, not the environment's: a simulated port takes none.
 """
 
 import time
@@ -30,8 +30,8 @@ class _Moved:
     size_bytes: int
 
 
-class _Teller:
-    """Tells the observers of the requests of a port."""
+class _Reporter:
+    """Reports the requests of a port to the observers."""
 
     def __init__(self, log: str, port: _Port, observers: Sequence[Observer]) -> None:
         self.log = log
@@ -40,7 +40,7 @@ class _Teller:
 
     @contextmanager
     def asked(self, operation: str, size_bytes: int = 0) -> Generator[_Moved]:
-        """A request, which takes as long as the block, and moves what the block says in the end."""
+        """Report the block as a request. Yield its size, which the block may set."""
         started_s, error, moved = time.perf_counter(), "", _Moved(size_bytes)
         try:
             yield moved
@@ -48,24 +48,24 @@ class _Teller:
             error = type(raised).__name__
             raise
         finally:
-            self.tell(operation, time.perf_counter() - started_s, moved.size_bytes, error)
+            self.report(operation, time.perf_counter() - started_s, moved.size_bytes, error)
 
     def read(self, operation: str, read: Callable[[], bytes]) -> bytes:
-        """What is read, by a request."""
+        """Read data, and report the request."""
         with self.asked(operation) as moved:
             data = read()
             moved.size_bytes = len(data)
         return data
 
-    def tell(self, operation: str, seconds: float, size_bytes: int, error: str) -> None:
+    def report(self, operation: str, seconds: float, size_bytes: int, error: str) -> None:
         request = Request(self.log, self._port, operation, seconds, size_bytes, error)
         for one in self.observers:
             one.request(request)
 
 
 def _asked(operation: str, *, as_: str = "", sent: Callable[[Any, Any], int] | None = None) -> Any:
-    """A method that asks the port for this operation and tells of it, by the name `as_` if there is one; `sent` gives
-    the bytes of its arguments.
+    """Make a method that calls the port's operation and reports it, as `as_` if given. `sent`: the bytes of the
+    arguments.
     """
 
     def ask(measured: "_Measured[Any]", *args: Any, **options: Any) -> Any:
@@ -76,9 +76,9 @@ def _asked(operation: str, *, as_: str = "", sent: Callable[[Any, Any], int] | N
 
 
 class _Measured(Generic[P]):
-    """A port, and whom to tell of what it is asked."""
+    """A port, and the reporter of its requests."""
 
-    def __init__(self, port: P, to: _Teller) -> None:
+    def __init__(self, port: P, to: _Reporter) -> None:
         self.port = port
         self.to = to
 
@@ -87,13 +87,13 @@ class _Measured(Generic[P]):
 
 
 class MeasuredKafka(_Measured[Kafka]):
-    """A Kafka port around another one, for what is asked of it for one log."""
+    """A Kafka port around another one, for the requests of one log."""
 
     def __init__(self, kafka: Kafka, log: str, observers: Sequence[Observer]) -> None:
-        super().__init__(kafka, _Teller(log, "kafka", observers))
+        super().__init__(kafka, _Reporter(log, "kafka", observers))
 
     def of_log(self, log: str) -> "MeasuredKafka":
-        """The same port, for what is asked for this log."""
+        """Return the same port for another log's requests."""
         return self if self.to.log == log else MeasuredKafka(self.port, log, self.to.observers)
 
     cluster_id = _asked("cluster_id")
@@ -107,34 +107,34 @@ class MeasuredKafka(_Measured[Kafka]):
     published = _asked("published")
 
     def producer(self) -> Producer:
-        """As the port; what is sent is measured until it is reported."""
+        """Make a producer that measures each record from its send to its report."""
         return cast("Producer", _MeasuredProducer(self.port.producer(), self.to))
 
     def reader(self, topic: str) -> Reader:
-        """As the port; each read is measured."""
+        """Make a reader that measures each read."""
         return _MeasuredReader(self.port.reader(topic), self.to)
 
     def follower(self, topic: str, offset: int) -> PartitionFollower:
-        """As the port; each poll that brings something is a request."""
+        """Make a follower that reports each poll with records as a request."""
         return _MeasuredFollower(self.port.follower(topic, offset), self.to)
 
     def close(self) -> None:
-        """As the port."""
+        """Close the port."""
         self.port.close()
 
 
 def watched_producer(producer: Producer, log: str) -> Producer:
-    """The producer, or one that tells whoever watches of what is sent for this log."""
+    """Return the producer, or one that reports this log's sends if there are observers."""
     observers = current_environment().observers
     if not observers:
         return producer
-    return cast("Producer", _MeasuredProducer(producer, _Teller(log, "kafka", observers)))
+    return cast("Producer", _MeasuredProducer(producer, _Reporter(log, "kafka", observers)))
 
 
 class _MeasuredProducer:
-    """All but `send` is as the producer."""
+    """A producer that only adds reports to `send`."""
 
-    def __init__(self, producer: Producer, to: _Teller) -> None:
+    def __init__(self, producer: Producer, to: _Reporter) -> None:
         self._producer = producer
         self._to = to
 
@@ -143,21 +143,21 @@ class _MeasuredProducer:
 
     def send(self, topic: str, partition: int, value: bytes, on_delivery: Callable[[Delivery], None]) -> bool:
         def report(delivery: Delivery) -> None:
-            # What a broker refused begins with its own name; a reason may hold more, and a label must not.
+            # One error name for all: a label must not hold a broker's reason.
             error = "" if delivery.offset >= 0 else "OutcomeUnknown"
-            self._to.tell("send", delivery.latency_s, len(value), error)
+            self._to.report("send", delivery.latency_s, len(value), error)
             on_delivery(delivery)
 
         return self._producer.send(topic, partition, value, report)
 
 
 class _MeasuredReader:
-    def __init__(self, reader: Reader, to: _Teller) -> None:
+    def __init__(self, reader: Reader, to: _Reporter) -> None:
         self._reader = reader
         self._to = to
 
     def read(self, ranges: Mapping[int, OffsetRange], *, stall_timeout_s: float) -> Iterator[Record]:
-        # Not a generator itself: what is wrong with the call is raised by the call, as the port does.
+        # Not a generator, so that a wrong call raises at once, as the port does.
         return self._measured(self._reader.read(ranges, stall_timeout_s=stall_timeout_s))
 
     def _measured(self, records: Iterator[Record]) -> Generator[Record]:
@@ -177,7 +177,7 @@ class _MeasuredReader:
             error = "" if isinstance(raised, GeneratorExit) else type(raised).__name__
             raise
         finally:
-            self._to.tell("read", seconds, size_bytes, error)
+            self._to.report("read", seconds, size_bytes, error)
             if isinstance(records, Generator):
                 records.close()
 
@@ -186,7 +186,7 @@ class _MeasuredReader:
 
 
 class _MeasuredFollower:
-    def __init__(self, follower: PartitionFollower, to: _Teller) -> None:
+    def __init__(self, follower: PartitionFollower, to: _Reporter) -> None:
         self._follower = follower
         self._to = to
 
@@ -203,11 +203,11 @@ class _MeasuredFollower:
         try:
             records = self._follower.poll(timeout_s)
         except BaseException as raised:
-            self._to.tell("follow", time.perf_counter() - started_s, 0, type(raised).__name__)
+            self._to.report("follow", time.perf_counter() - started_s, 0, type(raised).__name__)
             raise
         if records:
             size_bytes = sum(len(record.value) for record in records)
-            self._to.tell("follow", time.perf_counter() - started_s, size_bytes, "")
+            self._to.report("follow", time.perf_counter() - started_s, size_bytes, "")
         return records
 
     def close(self) -> None:
@@ -218,11 +218,11 @@ class MeasuredStore(_Measured[Store], Store):
     """The store of a log around another one."""
 
     def __init__(self, store: Store, log: str, observers: Sequence[Observer]) -> None:
-        super().__init__(store, _Teller(log, "store", observers))
+        super().__init__(store, _Reporter(log, "store", observers))
 
     @property
     def url(self) -> str:
-        """That of the store."""
+        """The store's URL."""
         return self.port.url
 
     now_s = _asked("now_s")
@@ -237,24 +237,24 @@ class MeasuredStore(_Measured[Store], Store):
     prove = _asked("prove", as_="check")
 
     def upload(self, local: Path, path: str) -> None:
-        """As the store."""
+        """Upload a file, and report its size."""
         with self.to.asked("upload") as moved:
-            with suppress(OSError):  # What is wrong with the file is the store's to say.
+            with suppress(OSError):  # The store raises for a wrong file.
                 moved.size_bytes = local.stat().st_size
             self.port.upload(local, path)
 
     def download(self, path: str, local: Path) -> None:
-        """As the store."""
+        """Download a file, and report its size."""
         with self.to.asked("download") as moved:
             self.port.download(path, local)
             moved.size_bytes = local.stat().st_size
 
     def read(self, path: str) -> bytes:
-        """As the store."""
+        """Read a file, and report its size."""
         return self.to.read("read", lambda: self.port.read(path))
 
     def open(self, path: str) -> AbstractContextManager[BinaryIO]:
-        """As the store; every range that is read of it is a request."""
+        """Open a file, and report each range that is read as a request."""
         with self.to.asked("open"):
             return self._opened(self.port.open(path))
 
@@ -264,8 +264,8 @@ class MeasuredStore(_Measured[Store], Store):
             yield RangeReader.of(file, partial(self.to.read, "read_range"))
 
     def tidy(self) -> None:
-        """As the store."""
+        """Tidy the store."""
         self.port.tidy()
 
     _create = _read = _delete = _files = cast("Any", None)
-    """Steps of calls that are the other store's here."""
+    """Never called: the inner store has its own."""
