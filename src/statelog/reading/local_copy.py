@@ -33,7 +33,7 @@ from statelog.kafka.port import OffsetRange, Reader, Record
 from statelog.schemas.changes.chunk import combine_checksums, decode_head
 from statelog.schemas.changes.replay_plan import ReplayPlan
 from statelog.schemas.ledger.handle import Entry
-from statelog.store.disk.disk import open_private
+from statelog.store.disk.disk import is_there, open_private
 
 _MAGIC = b"SLLC"
 _VERSION = 1
@@ -251,7 +251,7 @@ def _files(log_directory: Path, plan: ReplayPlan) -> dict[Path, list[Entry]]:
     for entry, life in chain.from_iterable(listed.items() for listed in plan.listed.values()):
         attempt = attempts.get(_attempt_name(life.epoch, life.nonce))
         path = attempt / f"{entry.sqn:020d}.copy" if attempt else None
-        if path is None or not (path in files or path.exists()):
+        if path is None or not (path in files or is_there(path)):
             raise NotFound("a change set has no local copy", epoch=life.epoch, sqn=entry.sqn, partition=entry.partition)
         files.setdefault(path, []).append(entry)
     return files

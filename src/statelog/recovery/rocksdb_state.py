@@ -39,7 +39,7 @@ from statelog.errors import (
 from statelog.schemas.descriptor import HashRule, check_hashing
 from statelog.schemas.key_groups import KeyType, key_bytes, key_group_of
 from statelog.schemas.ledger.place import LogIdentity, Metadata, Place
-from statelog.store.disk.disk import local_disk, local_disk_error, local_path
+from statelog.store.disk.disk import is_there, local_disk, local_disk_error, local_path
 
 STATE_FAMILY = "statelog"
 STATE_KEY = b"state"
@@ -183,7 +183,7 @@ def read_rocksdb_state(path: str | PathLike[str]) -> RocksdbState:
 
     place = local_path(path)
     with local_disk(place):
-        if not (place / "CURRENT").exists():
+        if not is_there(place / "CURRENT"):
             raise NotFound("no RocksDB database is there", path=fspath(path))
     try:
         database = rocksdict.Rdict(fspath(path), access_type=rocksdict.AccessType.read_only())

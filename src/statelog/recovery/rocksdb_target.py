@@ -40,7 +40,7 @@ from statelog.schemas.arrays import column_of, numbers_of, scalar_of
 from statelog.schemas.snapshot.runs import key_groups_of
 from statelog.schemas.values.avro import avro_values
 from statelog.schemas.values.schema import ValueSchema
-from statelog.store.disk.disk import local_disk, make_parents, sync
+from statelog.store.disk.disk import is_there, local_disk, make_parents, sync
 from statelog.store.disk.own_directory import make_own
 
 _PIECE_BYTES = 4 << 20
@@ -55,7 +55,7 @@ def require_absent(path: Path) -> None:
     with local_disk(path):
         if path.is_dir() and not any(path.iterdir()):
             return
-        if path.exists() or path.is_symlink():
+        if is_there(path) or path.is_symlink():
             hint = "Name another path, or remove the old files: a database is never replaced"
             raise AlreadyExists("the path is in use already", path=str(path), hint=hint)
 

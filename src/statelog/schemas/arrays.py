@@ -25,7 +25,7 @@ _MOST_COLUMN_BYTES = (1 << 31) - 1
 _SMALL_BYTES = 64 << 10
 _MANY_ROWS = 2000  # For fewer rows, Arrow's `take` of a batch beats numpy's calls.
 # `DataType.to_pandas_dtype` is missing without pandas in some versions of PyArrow, 18 to 25 among them.
-_DTYPES = {pa.from_numpy_dtype(code).id: np.dtype(code) for code in "?bhiqBHIQefd"}
+_DTYPES = {pa.from_numpy_dtype(dtype).id: dtype for dtype in map(np.dtype, "?bhiqBHIQefd")}
 
 
 class BinaryColumn(NamedTuple):

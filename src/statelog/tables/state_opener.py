@@ -35,6 +35,7 @@ from statelog.recovery import AtPosition, Plan, Recovery, newest_changes, plan_c
 from statelog.recovery.settings import terms_of
 from statelog.schemas.ledger.state import LedgerState
 from statelog.schemas.snapshot.manifest import Manifest
+from statelog.store.disk.disk import is_there
 from statelog.tables.setup import Loading, TableSetup
 from statelog.tables.state.base import BaseSnapshot, Eligibility
 from statelog.tables.state.directory import StateDirectory
@@ -139,7 +140,7 @@ class KeptState:
         store, unfit, place = None, _FIT, None
         if setup.directory is not None:
             setup.directory.drop_unsynced(setup.environment.boot_id())
-            if setup.directory.database.exists():
+            if is_there(setup.directory.database):
                 store, unfit, place = _judged(setup, setup.directory, values, may_lack=may_lack)
         return cls(store=store, unfit=unfit, place=place, values=values, may_lack=may_lack)
 

@@ -17,6 +17,7 @@ from statelog.recovery.progress import Progress
 from statelog.recovery.recover import Recovery, recover
 from statelog.recovery.rocksdb_state import read_rocksdb_state
 from statelog.recovery.settings import RecoverySettings
+from statelog.store.disk.disk import is_there
 from statelog.testing.store import MemoryDisk, MemoryStore
 from tests.support.rigs.history import HistoryRig, history_rig
 
@@ -187,3 +188,13 @@ def test_only_the_wanted_row_groups_are_read(*, ordered: bool) -> None:
     (part,) = recovery.plan.runs
     assert 0 < len(part.row_groups) < len(run.index.row_groups)
     assert sum(read) == part.size_bytes + run.size_bytes - run.index.footer_offset
+
+
+def test_what_cannot_be_known_is_an_error(tmp_path: Path) -> None:
+    """A name that is too long is, on every Python; a missing one, one below a file and a circle of links are not."""
+    (tmp_path / "file").touch()
+    (tmp_path / "circle").symlink_to("circle")
+    assert is_there(tmp_path / "file")
+    assert not any(is_there(tmp_path / name) for name in ("missing", "file/below", "circle"))
+    with pytest.raises(OSError, match="File name too long"):
+        is_there(tmp_path / ("x" * 300))

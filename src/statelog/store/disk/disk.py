@@ -65,13 +65,29 @@ def local_disk_error(error: OSError, path: Path, *, full_hint: str = "") -> Stor
     return kind(f"the local disk failed: {error}", hint=hint, path=str(path), code=code)
 
 
+def is_there(path: Path) -> bool:
+    """Return whether something is at the path. Raise OSError if that cannot be known.
+
+    `Path.exists` does not raise from Python 3.14 on: it takes a directory that it may not read for an empty one.
+    """
+    try:
+        path.stat()
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    except OSError as error:
+        if error.errno == errno.ELOOP:
+            return False
+        raise
+    return True
+
+
 def require_file(path: Path) -> None:
     """Raise AlreadyExists for anything but a file, such as a directory, a pipe or /dev/null: only files are replaced.
 
     Raises StoreUnavailable if the path cannot be examined.
     """
     with local_disk(path):
-        if path.exists() and not path.is_file():
+        if is_there(path) and not path.is_file():
             what = "a directory is there already" if path.is_dir() else "the path is not a file"
             raise AlreadyExists(what, path=str(path), hint="Name a file, also in this directory")
 
@@ -87,7 +103,7 @@ def sync(path: Path) -> None:
 
 def make_parents(path: Path) -> None:
     """Make the missing parents of a path durably. Raises OSError."""
-    missing = [parent for parent in path.parents if not parent.exists()]
+    missing = [parent for parent in path.parents if not is_there(parent)]
     path.parent.mkdir(parents=True, exist_ok=True)
     for made in missing:
         sync(made.parent)

@@ -27,7 +27,7 @@ from statelog.log.where import check_where, one_client
 from statelog.schemas.descriptor import Descriptor, HashRule
 from statelog.schemas.names import check_kind, data_topic, ledger_topic, settings_or, whole_numbers
 from statelog.schemas.topic_policy import parse_waivers
-from statelog.store.disk.disk import local_disk, local_path
+from statelog.store.disk.disk import is_there, local_disk, local_path
 from statelog.store.disk.own_directory import make_own, sweep
 from statelog.tables.group.context import (
     DescribedInput,
@@ -146,7 +146,7 @@ class _Tables:
         self._beside: Path | None = None
         directory = local_path(options["directory"] or "")
         with local_disk(directory):
-            if options["directory"] and directory.exists():
+            if options["directory"] and is_there(directory):
                 sweep(directory, _BESIDE)
 
     def open(self, partition: int, is_beside: bool) -> Table[Any, Any]:

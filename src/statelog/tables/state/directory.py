@@ -30,7 +30,7 @@ from weakref import WeakSet
 from statelog.closing import Closing, undone_by_errors
 from statelog.environment import Environment
 from statelog.errors import LogInUse, Unavailable
-from statelog.store.disk.disk import local_disk, make_parents, sync
+from statelog.store.disk.disk import is_there, local_disk, make_parents, sync
 
 _LOG = logging.getLogger("statelog.tables")
 _ASIDES = 2
@@ -65,7 +65,7 @@ class StateDirectory(Closing):
         """The databases that were opened here; `close` closes those still open."""
         with local_disk(self.path):
             make_parents(self.path)
-            if not self.path.exists():
+            if not is_there(self.path):
                 self.path.mkdir(mode=0o700, exist_ok=True)  # RocksDB's own files follow the umask.
                 sync(self.path.parent)
             self._lock = os.open(self.path / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -84,7 +84,7 @@ class StateDirectory(Closing):
     def damage(self) -> str:
         """The damage that the last process found in the database; empty if there was none."""
         with local_disk(self.path):  # On a full disk the note may be empty; the file itself says enough.
-            return self._damaged.read_text("utf-8", "replace") or _UNKNOWN if self._damaged.exists() else ""
+            return self._damaged.read_text("utf-8", "replace") or _UNKNOWN if is_there(self._damaged) else ""
 
     def note_damage(self, problem: str) -> None:
         """Have the next open set the database aside. If the disk takes no note, that open finds the damage again."""
@@ -99,18 +99,18 @@ class StateDirectory(Closing):
         The database goes back to its files, which are synced. See docs/protocol-table.md, a power loss.
         """
         with local_disk(self.path):
-            noted = self._boot.read_text("utf-8", "replace") if self._boot.exists() else ""
+            noted = self._boot.read_text("utf-8", "replace") if is_there(self._boot) else ""
             if boot_id and noted == self._use(boot_id):
                 return
-        if self.database.exists():
-            with local_disk(self.database):
+        with local_disk(self.database):
+            if is_there(self.database):
                 for log in self.database.glob("*.log"):
                     log.unlink()
                 sync(self.database)
         self.note_boot(boot_id)
 
     def _use(self, boot_id: str) -> str:
-        if not self.database.exists():
+        if not is_there(self.database):
             return boot_id
         found = self.database.stat()
         return f"{boot_id} {found.st_dev}:{found.st_ino}"
@@ -144,9 +144,9 @@ class StateDirectory(Closing):
     def begin(self) -> None:
         """Remove the remains of a database that a kill left unfinished, or half set aside."""
         with local_disk(self.path):
-            if not self.database.exists():
+            if not is_there(self.database):
                 self._damaged.unlink(missing_ok=True)
-            if self.unfinished.exists():
+            if is_there(self.unfinished):
                 shutil.rmtree(self.unfinished)
 
     def finish(self) -> None:
