@@ -189,7 +189,7 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whoever asks or looks again does so at once, and not for long."""
     monkeypatch.setattr(Log, "patience_s", 1.0)
     monkeypatch.setattr(source, "_ASK_AGAIN_S", 0.0)
-    monkeypatch.setattr(topics, "_LOOK_AGAIN_S", 0.0)
+    monkeypatch.setattr(topics, "_DESCRIBE_AGAIN_S", 0.0)
     monkeypatch.setattr(state, "_PAUSE_S", 0.0)
 
 
