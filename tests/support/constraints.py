@@ -1,7 +1,7 @@
-"""The versions that CI installs: every requirement of pyproject.toml, as it is installed here, or at its minimum.
+"""The versions that CI installs: every requirement of pyproject.toml, as installed here or at its minimum.
 
-`python -m tests.support.constraints` writes constraints.txt. With the argument `lowest` it prints constraints that have
-each package which statelog or its tests import at the minimum of pyproject.toml, and other tools as in constraints.txt.
+`python -m tests.support.constraints` writes constraints.txt. With the argument `lowest` it prints constraints: the
+minimum of pyproject.toml for packages that statelog or its tests import, and the pinned version for other tools.
 """
 
 import re
@@ -24,7 +24,7 @@ _HEAD = "# What CI installs, made by `make constraints`: the versions that the t
 
 
 def requirements(*, leave_out: Collection[str] = ()) -> dict[str, list[Requirement]]:
-    """Return what pyproject.toml asks for, by the package's name; with all extras but those in `leave_out`."""
+    """Return the requirements of pyproject.toml by the package's name, with all extras but the ones in `leave_out`."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
     extras = [lines for extra, lines in project["optional-dependencies"].items() if extra not in leave_out]
     found: dict[str, list[Requirement]] = {}

@@ -1,4 +1,4 @@
-"""Running the programs of a document as they are printed, on the in-memory twins."""
+"""A runner for the programs of a document as they are printed, on the in-memory twins."""
 
 from collections.abc import Callable
 from itertools import zip_longest
@@ -29,5 +29,5 @@ def check_page(page: Path, directory: Path, printed: Callable[[], str], **given:
 
 
 def _output(comment: str, line: str) -> str:
-    """The output that a comment promises: all of it, or what stands before a colon and an explanation."""
+    """Return the output that a comment promises: all of it, or the part before a colon and an explanation."""
     return line if line and comment.startswith(f"{line}: ") else comment

@@ -15,7 +15,7 @@ HEADING = "## Wings\n"
 
 
 def layers() -> list[list[str]]:
-    """What the import contract orders, lowest first, without the package's own name. It is the one list of it."""
+    """Return the order of the import contract, lowest first, without the package's own name. No other list exists."""
     tool = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["tool"]
     found = reversed(tool["importlinter"]["contracts"][0]["layers"])
     return [[name.strip().removeprefix("statelog.") for name in layer.split("|")] for layer in found]
@@ -26,12 +26,12 @@ ROOMS = tuple(name for layer in layers() for name in layer if (SOURCE / name).is
 
 
 def wings() -> list[Path]:
-    """The folders of modules in the rooms, room by room."""
+    """Return the folders of modules in the rooms, room by room."""
     return [path.parent for room in ROOMS for path in sorted((SOURCE / room).glob("*/**/__init__.py"))]
 
 
 def document() -> str:
-    """ARCHITECTURE.md with the present wings."""
+    """Return ARCHITECTURE.md with the present wings."""
     text = (ROOT / "ARCHITECTURE.md").read_text("utf-8")
     rows = [f"| `{wing.relative_to(SOURCE)}` | {_first_paragraph(wing / '__init__.py')} |" for wing in wings()]
     return "\n".join([text[: text.index(HEADING)] + HEADING, "| wing | what it owns |", "|---|---|", *rows, ""])

@@ -1,12 +1,12 @@
-"""One run in several processes, by pytest-xdist: one shared broker, and what belongs together stays together.
+"""One run in several processes, by pytest-xdist: one shared broker, and groups of tests that stay together.
 
-The tests of a file go to one process, because they share fixtures of their module; so do all that need the Spark
-session, or a broker of a kind of which there is to be one. A test that is long and alone says so by
-an `xdist_group` of its own. The groups that take longest come first, and those that mostly wait for brokers are dealt
-among those that keep a processor busy. What a group has started for itself alone ends with it, for an idle broker costs
-a fiftieth of a core. Without xdist none of this does anything.
+The tests of a file go to one process, because they share fixtures of their module. So do all tests that need the Spark
+session, or a broker of a kind that exists once. A test that is long and alone says so by an `xdist_group` of its own.
+The longest groups come first, and groups that mostly wait for brokers are dealt among the groups that keep a processor
+busy. Services that only one group uses end with it, for an idle broker costs a fiftieth of a core. Without xdist none
+of this does anything.
 
-Invariant: the processes tell the first one the group of every test through a file. Nothing rests on names of tests,
+Invariant: the processes give the first one the group of every test through a file. Nothing rests on names of tests,
 which only some versions of pytest let xdist change.
 """
 
@@ -63,8 +63,8 @@ _LONGEST = (
     "tests/unit/tables/test_local_state.py",
     "tests/unit/tables/test_worker_loop.py",
 )
-"""Groups that a run begins with, the longest first, so that none of them is alone at its end. Who starts Spark often
-comes when its archive is there.
+"""Groups that a run begins with, the longest first, so that none of them is alone at its end. Tests that start Spark
+often run once its archive exists.
 """
 _WAITING = ("tests/contract/", "tests/fault/", "tests/integration/")
 """Groups that wait for brokers and processes more than they compute."""
@@ -79,7 +79,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Tell the first process the mates of every test, and put the longest groups first."""
+    """Give the first process the group of every test, and put the longest groups first."""
     given: dict[str, Any] = getattr(config, "workerinput", {})
     if _GROUPS not in given:
         return
@@ -90,13 +90,13 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
-    """Tell the first process which brokers this one has used."""
+    """Report to the first process which brokers this one has used."""
     told: dict[str, object] = getattr(session.config, "workeroutput", {})
     told[_BROKERS] = list(brokers.choices)
 
 
 def _in_order(groups: Iterable[str]) -> list[str]:
-    """The longest first; then the others of either kind, each kind spread evenly over the run."""
+    """Return the longest first; then the others of either kind, each kind spread evenly over the run."""
     others = [one for one in dict.fromkeys(groups) if one not in _LONGEST]
     waiting = [one for one in others if one.startswith(_WAITING)]
     busy = [one for one in others if not one.startswith(_WAITING)]
@@ -136,7 +136,7 @@ class _Other:
 
 
 class _InGroups(LoadScopeScheduling):
-    """Gives a whole group to a process at a time."""
+    """A scheduler that gives a process a whole group at a time."""
 
     def __init__(self, config: pytest.Config, log: Any, directory: Path) -> None:
         super().__init__(config, log)
@@ -150,7 +150,7 @@ class _InGroups(LoadScopeScheduling):
 
 
 class _First:
-    """The process that starts the others: it owns the shared broker, and collects what the others say of theirs."""
+    """The process that starts the others: it owns the shared broker, and collects the reports of theirs."""
 
     def __init__(self) -> None:
         self._stack = ExitStack()

@@ -36,7 +36,7 @@ class Offence(NamedTuple):
 
 
 def long_functions(source: str) -> Iterator[Offence]:
-    """Functions whose body, without its docstring, has more than MAX_BODY_LINES lines."""
+    """Yield functions whose body, without its docstring, has more than MAX_BODY_LINES lines."""
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             body = node.body[1:] if ast.get_docstring(node) and len(node.body) > 1 else node.body
@@ -46,14 +46,14 @@ def long_functions(source: str) -> Iterator[Offence]:
 
 
 def long_file(source: str) -> Iterator[Offence]:
-    """A file of more than MAX_FILE_LINES lines."""
+    """Yield a file of more than MAX_FILE_LINES lines."""
     lines = source.count("\n")
     if lines > MAX_FILE_LINES:
         yield Offence(lines, f"{lines} lines")
 
 
 def fragments(sources: Mapping[str, str]) -> Iterator[str]:
-    """The modules below MIN_FILE_LINES lines that one other alone imports, of these sources by dotted name."""
+    """Yield the modules below MIN_FILE_LINES lines that one other alone imports, of these sources by dotted name."""
     used: dict[str, set[str]] = {name: set() for name in sources}
     for name, source in sources.items():
         for node in ast.walk(ast.parse(source)):
@@ -65,7 +65,7 @@ def fragments(sources: Mapping[str, str]) -> Iterator[str]:
 
 
 def bare_ignores(source: str) -> Iterator[Offence]:
-    """Ignores of a linter or type checker that do not name a rule, or do not say why."""
+    """Yield ignores of a linter or type checker that do not name a rule, or do not say why."""
     for number, line in enumerate(source.splitlines(), 1):
         found = _IGNORE.search(line)
         if found and not _REASONED.fullmatch(found["rest"]):
@@ -73,14 +73,14 @@ def bare_ignores(source: str) -> Iterator[Offence]:
 
 
 def open_promises(source: str) -> Iterator[Offence]:
-    """Words that put work off."""
+    """Yield words that put work off."""
     for number, line in enumerate(source.splitlines(), 1):
         if _PROMISE.search(line):
             yield Offence(number, line.strip())
 
 
 def undocumented_tests(source: str) -> Iterator[Offence]:
-    """Test functions that do not state, in a docstring, the property that they show."""
+    """Yield test functions that do not state, in a docstring, the property that they show."""
     for node in ast.walk(ast.parse(source)):
         if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             continue
@@ -89,7 +89,7 @@ def undocumented_tests(source: str) -> Iterator[Offence]:
 
 
 def declared_names(source: str) -> list[str] | None:
-    """The names in `__all__` as they stand there, or None if the module has none."""
+    """Return the names in `__all__` as they stand there, or None if the module has none."""
     for node in ast.parse(source).body:
         if isinstance(node, ast.Assign | ast.AnnAssign) and "__all__" in _bound(node):
             assert node.value is not None
@@ -98,7 +98,7 @@ def declared_names(source: str) -> list[str] | None:
 
 
 def exported_names(source: str) -> set[str]:
-    """The public names that a module binds at its top: imports, definitions and assignments."""
+    """Return the public names that a module binds at its top: imports, definitions and assignments."""
     names = {name for node in ast.parse(source).body for name in _bound(node)}
     return {name for name in names if not name.startswith("_")}
 
@@ -113,7 +113,7 @@ def _bound(node: ast.stmt) -> Iterator[str]:
             yield from (target.id for target in targets if isinstance(target, ast.Name))
         case ast.AnnAssign(target=ast.Name(id=name)):
             yield name
-        case ast.If(body=body):  # What only type checkers see, of names that are loaded when they are used.
+        case ast.If(body=body):  # Names that only type checkers see, and that are loaded when they are used.
             yield from (name for inner in body for name in _bound(inner))
         case _:
             return

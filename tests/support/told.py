@@ -1,4 +1,4 @@
-"""What stores, recoveries and tables log: facts that a test expects, and none that it does not.
+"""Expected log lines of stores, recoveries and tables: a test names the lines that it expects, and gets no others.
 
     with told("falling back"):
         recover(log).to_dict()
@@ -20,7 +20,7 @@ _LOGGERS = tuple(logging.getLogger(f"statelog.{room}") for room in ("log", "reco
 
 
 def listen(hear: Callable[[logging.LogRecord], None]) -> Callable[[], None]:
-    """Let `hear` have every line from a warning on, until what is returned is called."""
+    """Give `hear` every line from a warning on, until the returned function is called."""
     handler = logging.Handler(logging.WARNING)
     handler.emit = hear  # type: ignore[assignment, method-assign]  # a handler is a function with a level
     for logger in _LOGGERS:
@@ -34,12 +34,12 @@ def listen(hear: Callable[[logging.LogRecord], None]) -> Callable[[], None]:
 
 
 _heard: list[list[str]] = []
-"""By everybody who listens, the last one last."""
+"""The lines of every listener, the last one last."""
 
 
 @contextmanager
 def lines() -> Generator[list[str]]:
-    """The lines that are logged inside. Inside another one, that one does not hear them."""
+    """Yield the lines that are logged inside. A nested call takes the lines of the outer one."""
     texts: list[str] = []
     _heard.append(texts)
     end = listen(lambda line: texts.append(line.getMessage()) if _heard[-1] is texts else None)
@@ -52,7 +52,7 @@ def lines() -> Generator[list[str]]:
 
 @contextmanager
 def told(match: str = "") -> Generator[list[str]]:
-    """Expect lines, at least one of which matches; they are those that are yielded."""
+    """Expect lines, at least one of which matches; yield them."""
     with lines() as texts:
         yield texts
     assert any(re.search(match, text) for text in texts), f"nothing about {match!r} was told: {texts}"
@@ -60,7 +60,7 @@ def told(match: str = "") -> Generator[list[str]]:
 
 @pytest.fixture(autouse=True)
 def nothing_untold() -> Generator[None]:
-    """Fails a test that was told what it did not expect."""
+    """Fail a test that logged a line that it did not expect."""
     with lines() as texts:
         yield
     assert texts == [], f"told without being expected: {texts}"
@@ -68,5 +68,5 @@ def nothing_untold() -> Generator[None]:
 
 @pytest.fixture
 def collected() -> None:
-    """What earlier tests left to be freed, and to be warned of, is freed now: a story hears of nothing but its own."""
+    """Free the objects that earlier tests left, so that a test meets only warnings of its own."""
     gc.collect()

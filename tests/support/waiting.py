@@ -1,4 +1,4 @@
-"""How tests wait for what another thread or process brings about, and bring it about in between."""
+"""Ways for tests to wait for an effect of another thread or process, and to cause one in between."""
 
 import time
 from collections.abc import Callable
@@ -18,9 +18,10 @@ def wait_for(
     timeout_s: float = 120.0,
     tick_s: float = 0.005,
 ) -> None:
-    """Ask until `condition` is true, every `tick_s`; AssertionError says the complaint after `timeout_s`.
+    """Wait until `condition` is true, asking every `tick_s`. Raises AssertionError with the complaint after
+    `timeout_s`.
 
-    An answer that takes long is asked for less often: who waits leaves the machine to those that it waits for.
+    A slow condition is asked less often: the waiting test leaves the machine to the others.
     """
     took_s = 0.0
 
@@ -38,7 +39,7 @@ def wait_for(
 
 
 class Compared(int):
-    """A number; when it is compared for the first time, something else happens meanwhile."""
+    """A number; its first comparison triggers another action meanwhile."""
 
     meanwhile: list[Callable[[], object]]
 

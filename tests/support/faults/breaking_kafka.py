@@ -1,4 +1,4 @@
-"""An in-memory Kafka whose readers break once, in the middle of what they read."""
+"""An in-memory Kafka whose readers break once, in the middle of a read."""
 
 from collections.abc import Iterator, Mapping
 
@@ -16,7 +16,7 @@ class _BreakingReader(MemoryReader):
         self._error = error
 
     def read(self, ranges: Mapping[int, OffsetRange], *, stall_timeout_s: float) -> Iterator[Record]:
-        """Records, and the error in their middle."""
+        """Yield records, and raise the error in their middle."""
         for record in super().read(ranges, stall_timeout_s=stall_timeout_s):
             if self._left == 0:
                 self._left = None
@@ -34,5 +34,5 @@ class BreakingKafka(MemoryKafka):
         self._error = error
 
     def reader(self, topic: str) -> MemoryReader:
-        """A reader that breaks."""
+        """Return a reader that breaks."""
         return _BreakingReader(self, topic, self._after, self._error)

@@ -1,4 +1,4 @@
-"""A process that dies at one of its calls to Kafka or the store, before it is done or after."""
+"""A process that dies at one of its calls to Kafka or the store, before or after the call takes effect."""
 
 from typing import Any
 
@@ -18,7 +18,7 @@ class Death(Crash):
 
 
 def dying(real: Any, death: Death) -> Any:
-    """The port, or a client that it made, with the death of its caller."""
+    """Return the port, or a client that it made, whose caller dies as `death` says."""
     return _Dying(real, death)
 
 

@@ -1,4 +1,4 @@
-"""A topic as another cluster shows it that mirrors this one: the same records, under another id, made in its place."""
+"""A topic as a mirroring cluster shows it: the same records, under another id, in place of the original."""
 
 from contextlib import closing
 
@@ -10,8 +10,10 @@ __all__ = ["mirror"]
 
 
 def mirror(kafka: Kafka, topic: str, *, missing: int = 0, foreign: int = 0) -> None:
-    """Make the topic anew with its records: without the first ones, so many as are `missing`, and behind so many
-    `foreign` ones in each partition. They have the same offsets if there are none of either.
+    """Re-create the topic with its records, less the first `missing` ones, behind `foreign` other ones in each
+    partition.
+
+    The records keep their offsets if both are 0.
     """
     spec = kafka.describe_topic(topic)
     assert spec is not None

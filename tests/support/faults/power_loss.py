@@ -1,7 +1,7 @@
-"""What a power failure leaves of a partition's log: the files of a broker that is down, cut at a record batch.
+"""A partition's log after a power failure: the files of a broker that is down, cut at a record batch.
 
-Kafka acknowledges what lies in the page cache, so a machine that loses power comes up with an older end. Who starts the
-broker again finds a log that ends below what was acknowledged, and nothing in it that says so.
+Kafka acknowledges records that lie in the page cache only, so a machine that loses power comes up with an older end.
+The restarted broker finds a log that ends below what it acknowledged, and no trace of the rest.
 """
 
 import struct
@@ -9,14 +9,12 @@ from pathlib import Path
 
 __all__ = ["cut_tail", "ends"]
 
-_BATCH = struct.Struct(
-    ">qi11xi"
-)  # Base offset, length of what follows it, and the last offset's distance from the base.
+_BATCH = struct.Struct(">qi11xi")  # Base offset, length of the rest, and the last offset's distance from the base.
 _LENGTH_ENDS_AT = 12
 
 
 def ends(data: Path, topic: str, partition: int) -> list[tuple[int, int]]:
-    """The end offset of every batch of the first segment, and where in the file it ends."""
+    """Return the end offset of every batch of the first segment, and where in the file it ends."""
     raw, at, found = _segment(data, topic, partition).read_bytes(), 0, list[tuple[int, int]]()
     while at + _BATCH.size <= len(raw):
         base, length, last = _BATCH.unpack_from(raw, at)
@@ -28,9 +26,9 @@ def ends(data: Path, topic: str, partition: int) -> list[tuple[int, int]]:
 
 
 def cut_tail(data: Path, topic: str, partition: int, end: int) -> None:
-    """Cut the partition's only segment so that it ends at `end`, which has to be the end of a batch; 0 empties it.
+    """Cut the partition's only segment so that it ends at `end`, which must be the end of a batch; 0 empties it.
 
-    Indexes and producers' snapshots are not what a broker trusts after a crash: it makes them anew.
+    A broker does not trust indexes and producer snapshots after a crash: it rebuilds them.
     """
     size = 0 if end == 0 else next(size for found, size in ends(data, topic, partition) if found == end)
     segment = _segment(data, topic, partition)

@@ -1,8 +1,8 @@
 """A signal at any line of the package: its handler runs in the thread that is in the middle of a call.
 
-Lines are more moments than there are: between two of them Python may have none at which it looks for signals. One that
-is never such a moment is left out: the end of a `with` block, where an exception would leave the block unclosed. Nor
-does it come in the middle of the twin of a broker, which would be another process.
+Lines are more moments than Python has: between two of them there may be no point where it checks for signals. The end
+of a `with` block is left out: Python never checks there, and an exception would leave the block unclosed. The signal
+never interrupts the twin of a broker, which stands for another process.
 """
 
 import dis
@@ -27,7 +27,7 @@ _ELSEWHERE = cluster.__file__
 
 @contextmanager
 def handled(handler: Callable[[], object], number: int = signal.SIGUSR1) -> Generator[None]:
-    """Inside, the signal is handled so."""
+    """Handle the signal so within the context."""
 
     def handle(_number: int, _frame: FrameType | None) -> None:
         handler()
@@ -40,8 +40,9 @@ def handled(handler: Callable[[], object], number: int = signal.SIGUSR1) -> Gene
 
 
 def at_line(at: int, work: Callable[[], object], number: int = signal.SIGUSR1) -> bool:
-    """Work, with the signal at the line `at` of those of the package that are run; whether it came. Raises as `work`,
-    and as the handler.
+    """Run `work` with the signal at the package's executed line number `at`; return whether it was raised.
+
+    Raises as `work` and the handler do.
     """
     left, former = at, sys.gettrace()
 
@@ -67,8 +68,10 @@ def at_line(at: int, work: Callable[[], object], number: int = signal.SIGUSR1) -
 
 @cache
 def _ends_of_with(code: CodeType) -> frozenset[int]:
-    """Return where the code begins to leave a `with` block: it loads None three times, for `__exit__`, and before that
-    puts away what the block returns, if it does. Python looks for signals at neither.
+    """Return the offsets at which the code begins to leave a `with` block.
+
+    There it loads None three times, for `__exit__`, after it stores the block's return value, if any. Python checks for
+    signals at neither.
     """
     steps = list(dis.get_instructions(code))
     found = set[int]()

@@ -1,4 +1,4 @@
-"""Spill files that fill up or go bad, on top of the real ones."""
+"""Spill files that fill up or get corrupted, on top of the real ones."""
 
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -11,9 +11,10 @@ __all__ = ["Disks"]
 
 @dataclass
 class Disks:
-    """Opens real spill files, and counts what every directory holds. A directory has `room_bytes`.
+    """An opener of real spill files that counts the contents of every directory. A directory has `room_bytes`.
 
-    `flip_at` and `cut_at`, if set, flip a bit of the byte at this offset of every file that is read, or end it there.
+    `flip_at` and `cut_at`, if set, flip a bit of the byte at this offset of every file that is read, or end the file
+    there.
     """
 
     room_bytes: int = 1 << 60
@@ -24,7 +25,7 @@ class Disks:
     open_files: int = 0
 
     def open(self, directory: Path) -> NamelessFile:
-        """An OpenSpillFile."""
+        """Open a file, as an OpenSpillFile."""
         self.opened.append(directory)
         self.open_files += 1
         return _File(self, directory)
@@ -42,7 +43,7 @@ class _File(NamelessFile):
         used[self._directory] = used.get(self._directory, 0) + size_bytes
 
     def write_at(self, data: memoryview, offset: int) -> int:
-        """Writes at most three quarters at once, as a disk may, and what fits."""
+        """Write at most three quarters at once, as a disk may, and only what fits."""
         room = self._disks.room_bytes - self._disks.used_bytes.get(self._directory, 0)
         data = data[: min(len(data) * 3 // 4 + 1, room)]
         if not data:

@@ -1,4 +1,4 @@
-"""A record of the ledger that is appended, and whose answer is lost: its writer has to settle it."""
+"""A ledger record that is appended while its answer is lost: its writer has to resolve the outcome."""
 
 from statelog.testing.faults import Fate, SendAttempt
 
@@ -6,12 +6,12 @@ __all__ = ["Unanswered"]
 
 
 class Unanswered:
-    """The answer to the next record of the ledger is lost, once told so."""
+    """A fault that loses the answer to the next ledger record, once armed."""
 
     is_next = False
 
     def fate(self, attempt: SendAttempt) -> Fate:
-        """Of a record."""
+        """Return the fate of a record."""
         is_lost = self.is_next and attempt.topic.endswith(".ledger")
         self.is_next = self.is_next and not is_lost
         return Fate.APPEND_UNANSWERED if is_lost else Fate.DELIVER

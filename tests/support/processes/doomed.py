@@ -1,8 +1,9 @@
-"""Parts that kill themselves with SIGKILL at the n-th time that they pass a named point, with no chance to clean up.
+"""Parts that kill themselves with SIGKILL at the n-th pass of a named point, without any cleanup.
 
-A `writer_life` copies `COPIED` into a log, from where the log's last commit says; a handle that was persisted and not
-confirmed lies in a file, as a job's own checkpoint would keep it, and the next life adopts it. A `table_life` processes
-the same, and checks what it opens against the fold of the input: if it differs, it ends with the exit code 3.
+A `writer_life` copies `COPIED` into a log, from the position that the log's last commit names. It writes a persisted
+and unconfirmed handle to a file, as a job's checkpoint would, and the next incarnation adopts it. A `table_life`
+processes the same, and checks the state that it opens against the fold of the input. If the state differs, it ends with
+the exit code 3.
 """
 
 import contextlib
@@ -32,7 +33,7 @@ from tests.support.waiting import wait_for
 __all__ = ["MERGED", "NEVER", "merging_life", "position_of", "round_life", "table_life", "writer_life"]
 
 MERGED = 20
-"""The commits of a `merging_life`, together with those before it."""
+"""The commits of a `merging_life`, together with the ones before it."""
 NEVER = "never"
 _WRONG = 3
 _CHANGES_PER_COMMIT, _MESSAGES_PER_COMMIT = 40, 20
@@ -51,14 +52,14 @@ def _killer(point: str, times: int = 1) -> Callable[[str], None]:
 
 
 def round_life(log: str, bootstrap: str, root: str, options: str, scratch: str, point: str) -> None:
-    """One round, which may be the process' last. `options` are the storage options, as JSON."""
+    """Run one round, which may be the last one of the process. `options` are the storage options, as JSON."""
     kafka, store = {"bootstrap.servers": bootstrap}, json.loads(options)
     with Log.open(log, where_at(kafka, root, storage_options=store)) as opened:
         Environment(crash=_killer(point)).run(run_round, opened, settings_for(Path(scratch)))
 
 
 def merging_life(log: str, bootstrap: str, root: str, scratch: str, point: str, times: str, first: str) -> None:
-    """A commit and a round, again and again, with merges beside them on a thread of their own; and a last round."""
+    """Alternate commits and rounds while a thread merges concurrently; then run a last round."""
     settings = settings_for(Path(scratch), fanout=2, merge_bytes=1)
     environment = Environment(crash=_killer(point, int(times)))
     with Log.open(log, where_at(bootstrap, root)) as opened:
@@ -78,7 +79,7 @@ def merging_life(log: str, bootstrap: str, root: str, scratch: str, point: str, 
 def table_life(
     log: str, bootstrap: str, root: str, local: str, point: str, times: str, end: str, loading: str = "first"
 ) -> None:
-    """One life of a table, in RocksDB if it is given a directory."""
+    """Run one incarnation of a table, in RocksDB if it is given a directory."""
     where = Where({"bootstrap.servers": bootstrap}, root, allow_unsafe=UNSAFE)
     kept: dict[str, Any] = {} if local == NEVER else {"backend": "rocksdb", "directory": Path(local)}
     settings = TableSettings(commits_under_way_max=3, loading=loading)
@@ -98,14 +99,14 @@ def table_life(
 
 
 def position_of(rig: LogRig) -> int:
-    """The progress of the table, as its log names it."""
+    """Return the progress of the table that its log names."""
     with rig.open() as log:
         last = log.commits().get("table")
     return int(last.metadata["position"]) if last else 0
 
 
 def writer_life(log: str, bootstrap: str, root: str, kept: str, point: str, times: str, end: str) -> None:
-    """One life of a writer."""
+    """Run one incarnation of a writer."""
     with Log.open(log, where_at(bootstrap, root)) as opened:
         made = Environment(crash=_killer(point, int(times))).run(Writer, opened, "doomed")
         _adopt(made, Path(kept))
@@ -114,12 +115,12 @@ def writer_life(log: str, bootstrap: str, root: str, kept: str, point: str, time
 
 
 def _adopt(writer: Writer, kept: Path) -> None:
-    """Commit the handle that an earlier life kept, if it still continues the log."""
+    """Commit the handle that an earlier incarnation stored, if it still continues the log."""
     if not kept.exists():
         return
     data = kept.read_bytes()
     end, handle = int.from_bytes(data[:8], "little"), Handle.from_bytes(data[8:])
-    with contextlib.suppress(CheckpointMismatch):  # It was committed before that life ended.
+    with contextlib.suppress(CheckpointMismatch):  # The earlier incarnation had committed it before it ended.
         writer.adopt(handle, {"position": str(end)})
     kept.unlink()
 

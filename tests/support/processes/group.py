@@ -1,7 +1,7 @@
-"""Processes of a group of workers on a real broker, that may be killed, stopped and resumed; and what is to come out.
+"""Processes of a group of workers on a real broker, which may be killed, stopped and resumed, and the expected result.
 
-The input of each partition is `WORK`. Every process checks each table that it is given against the fold of the input
-up to its progress, before it goes on.
+The input of each partition is `WORK`. Before it goes on, every process checks each table that it gets against the fold
+of the input up to the table's progress.
 """
 
 import logging
@@ -37,7 +37,7 @@ _WRONG = 3
 
 
 def given(table: Mapping[bytes, bytes], progress: Mapping[str, Any]) -> str:
-    """What is wrong with a state and its progress; empty if it is the fold."""
+    """Return how a state differs from the fold at its progress; empty if it is the fold."""
     end = int(progress.get("offset", 0))
     return "" if dict(table.items()) == WORK.fold(end) else f"not the fold of the input below {end}"
 
@@ -57,7 +57,7 @@ class Group:
 
     @property
     def topic(self) -> str:
-        """The input."""
+        """The input topic."""
         return f"{self.name}-input"
 
     @property
@@ -68,7 +68,7 @@ class Group:
 
     @contextmanager
     def input(self) -> Generator[confluent_kafka.Producer]:
-        """Make the input topic; a producer for it."""
+        """Make the input topic; yield a producer for it."""
         with closing(ConfluentKafka(client_config({"bootstrap.servers": self.bootstrap}))) as kafka:
             kafka.create_topic(TopicSpec(name=self.topic, partitions=self.partitions, replication_factor=1))
         properties = {"bootstrap.servers": self.bootstrap, "enable.idempotence": "true", "linger.ms": "5"}
@@ -77,7 +77,7 @@ class Group:
         producer.flush(60)
 
     def feed(self, producer: confluent_kafka.Producer, offsets: range) -> None:
-        """The messages of these offsets, to every partition."""
+        """Send the messages of these offsets to every partition."""
         for offset in offsets:
             for partition in range(self.partitions):
                 while True:
@@ -89,13 +89,13 @@ class Group:
         producer.flush(60)
 
     def start(self, instance: str = "") -> "Member":
-        """One more process; a name makes it a static member, which keeps its partitions over a restart."""
+        """Start one more process; a name makes it a static member, which retains its partitions over a restart."""
         return Member(self, instance)
 
     def worker(
         self, instance: str, environment: Environment, *, accept_loss: bool = False, **options: Any
     ) -> "Worker[bytes, bytes]":
-        """As a process of the group makes it."""
+        """Return a worker as a process of the group makes it."""
         consumer = {**self.consumer, **({"group.instance.id": instance} if instance else {})}
         kept: dict[str, Any] = {}
         if self.directory is not None:
@@ -114,14 +114,14 @@ class Group:
         )
 
     def progress(self) -> dict[int, int]:
-        """How far each partition is committed, from the ledger alone."""
+        """Return how far each partition is committed, from the ledger alone."""
         with statelog.open(self.name, self.where) as log:
             commits = log.commits()
         prefix = f"{self.name}-"
         return {int(one.removeprefix(prefix)): int(last.metadata["offset"]) for one, last in commits.items()}
 
     def check(self) -> dict[int, int]:
-        """How far each partition is, in one state of the log; raises AssertionError if that is not the fold."""
+        """Return each partition's progress in one state of the log. Raises AssertionError if that is not the fold."""
         with (
             statelog.open(self.name, self.where) as log,
             statelog.recover(log) as recovery,
@@ -157,7 +157,7 @@ class Member:
 
     @property
     def is_alive(self) -> bool:
-        """Whether it is there, stopped or not."""
+        """Whether the process exists, stopped or not."""
         return self._process.is_alive()
 
     def signal(self, number: int) -> None:
@@ -166,20 +166,20 @@ class Member:
         os.kill(self._process.pid, number)
 
     def kill(self) -> None:
-        """SIGKILL; returns when it is dead."""
+        """Send SIGKILL; return when the process is dead."""
         self._process.kill()
         self._process.join()
 
     def end(self) -> None:
-        """Ask it to stop, and wait; raises AssertionError if it found something wrong."""
+        """Ask the process to stop, and wait. Raises AssertionError if it found an error."""
         self.signal(signal.SIGTERM)
         self._process.join(60)
         self.check()
         assert not self.is_alive
 
     def check(self) -> None:
-        """Raise AssertionError if it has ended by itself, or found something wrong."""
-        ended = self._process.exitcode  # SIGTERM where it had no handler yet.
+        """Raise AssertionError if the process has ended by itself or found an error."""
+        ended = self._process.exitcode  # SIGTERM before the process had a handler.
         assert ended in (None, 0, -signal.SIGKILL, -signal.SIGTERM), f"exit code {ended}"
 
 

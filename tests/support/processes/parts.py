@@ -1,9 +1,9 @@
-"""Parts that processes play, and who starts them. A part is a function of texts, told by its module and its name:
-`python -m tests.support.processes.parts MODULE:NAME ARGUMENTS`.
+"""Parts that processes play, and the ways to start them. A part is a function of texts, named by its module and its
+name: `python -m tests.support.processes.parts MODULE:NAME ARGUMENTS`.
 
-`output` waits for what a part prints, `start` leaves it running, and a `Lives` forks one life after the other from a
-process that has imported everything, so that starting costs nothing. That process holds no Kafka client and no thread
-of ours: each life makes its own clients, and ends by itself or by a signal.
+`output` waits for the text that a part prints, and `start` leaves it running. A `Lives` forks one child after the other
+from a process that has imported everything, so that starting costs nothing. That process holds no Kafka client and no
+thread of ours: each child makes its own clients, and ends by itself or by a signal.
 """
 
 import importlib
@@ -39,7 +39,7 @@ def _environment() -> dict[str, str]:
 
 
 def output(part: Part, *arguments: object, timeout_s: float = 240.0) -> str:
-    """What a part prints. Raises AssertionError if it does not end well."""
+    """Return the text that a part prints. Raises AssertionError if it does not end well."""
     done = subprocess.run(
         _command(_name(part), *arguments),
         capture_output=True, check=False, text=True, env=_environment(), timeout=timeout_s,
@@ -49,12 +49,12 @@ def output(part: Part, *arguments: object, timeout_s: float = 240.0) -> str:
 
 
 def start(part: Part, *arguments: object) -> "subprocess.Popen[bytes]":
-    """A part that goes on beside the test."""
+    """Start a part that runs concurrently with the test."""
     return subprocess.Popen(_command(_name(part), *arguments), env=_environment())
 
 
 class Lives:
-    """Gives lives, one after the other. Raises AssertionError if the process that forks them is gone."""
+    """A source of forked children. Raises AssertionError if the process that forks them has ended."""
 
     def __init__(self) -> None:
         self._process = subprocess.Popen(
@@ -62,7 +62,7 @@ class Lives:
         )
 
     def live(self, part: Part, *arguments: object) -> int:
-        """One life of a part; returns its exit code, negative for a signal."""
+        """Run a part in a child; return its exit code, negative for a signal."""
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         self._process.stdin.write(json.dumps([_name(part), *map(str, arguments)]) + "\n")
@@ -78,7 +78,7 @@ class Lives:
 
 @pytest.fixture(scope="session")
 def lives() -> Iterator[Lives]:
-    """Lives of the parts that die in tests."""
+    """Yield a source of children for the parts that die in tests."""
     made = Lives()
     yield made
     made.close()
@@ -90,9 +90,9 @@ def _play(name: str, arguments: list[str]) -> None:
 
 
 def _live(name: str, arguments: list[str]) -> None:
-    """In the fork."""
+    """Run the part, in the fork."""
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
-    os.dup2(2, 1)  # What a life prints is no answer.
+    os.dup2(2, 1)  # The text that a child prints is no answer.
     _play(name, arguments)
 
 

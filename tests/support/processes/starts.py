@@ -1,7 +1,7 @@
 """Processes that start in a tenth of the time: a forked child that runs one check, and children of a server.
 
-The server has imported what is slow to import, and has no threads and no clients, so its children may have both. A
-`Command` is one of them: the `statelog` command, in an environment and a directory of its own.
+The server has imported the slow modules, and has no threads and no clients, so its children may have both. A `Command`
+is one of them: the `statelog` command, in an environment and a directory of its own.
 """
 
 import gc
@@ -27,8 +27,8 @@ _PRELOADED = (
 
 
 def in_fork(check: Callable[[], None]) -> int:
-    """Run `check` in a forked child; returns its exit code, negative for a signal."""
-    gc.collect()  # Here and not in the child, which may end by what it is: another library's client, say.
+    """Run `check` in a forked child; return its exit code, negative for a signal."""
+    gc.collect()  # Here and not in the child, where a finalizer may kill it: another library's client, say.
     pid = os.fork()
     if pid == 0:
         code = 0
@@ -45,21 +45,21 @@ def in_fork(check: Callable[[], None]) -> int:
 
 
 def write_to(path: Path, descriptor: int) -> None:
-    """From now on what this process writes to the descriptor goes behind what is in the file."""
+    """Append this process's later writes to the descriptor to the file."""
     file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     os.dup2(file, descriptor)
     os.close(file)
 
 
 def quick_start() -> ForkServerContext:
-    """The context to make processes, pipes and queues with."""
+    """Return the context to make processes, pipes and queues with."""
     context = get_context("forkserver")
     context.set_forkserver_preload([__name__, *_PRELOADED])
     return context
 
 
 class Ended(NamedTuple):
-    """How a command ended, and what it wrote: its output, and its errors behind."""
+    """The end of a command and its text: its output, followed by its errors."""
 
     code: int
     printed: str
@@ -75,7 +75,7 @@ class Command:
         self._process.start()
 
     def end(self, timeout_s: float) -> Ended:
-        """Wait for its end. Raises TimeoutError, and kills it, if that does not come in time."""
+        """Wait for its end. Raises TimeoutError, and kills it, if the end does not come in time."""
         with self._written as written:
             self._process.join(timeout_s)
             code = self._process.exitcode
@@ -89,7 +89,7 @@ class Command:
 
 
 def _command(words: list[str], environment: Mapping[str, str], directory: Path, written: Path) -> None:
-    """In the child."""
+    """Run the command, in the child."""
     write_to(written / "1-output", 1)
     write_to(written / "2-errors", 2)
     os.environ.clear()

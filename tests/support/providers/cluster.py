@@ -12,7 +12,7 @@ __all__ = ["ProviderCluster"]
 
 
 class ProviderCluster(MemoryCluster):
-    """A `MemoryCluster` that refuses, hides and lacks what the service does; its network plays no part."""
+    """A `MemoryCluster` that refuses, hides and lacks the same as the service; its network plays no part."""
 
     def __init__(self, provider: Provider, *, clock: Callable[[], float] | None = None) -> None:
         super().__init__(clock=clock)
@@ -25,20 +25,21 @@ class ProviderCluster(MemoryCluster):
         return super().answer(method, topic, partitions)
 
     def create(self, spec: TopicSpec) -> None:
-        """Make a topic. Raises ConfigError, as a service does that has a policy for new topics, AlreadyExists."""
+        """Make a topic. Raises ConfigError, as a service with a policy for new topics does, and AlreadyExists."""
         self.provider.check_settings(spec.name, spec.config)
         super().create(spec)
 
     def describe(self, topic: str) -> TopicDescription | None:
-        """Return the topic without what the service does not tell."""
+        """Return the topic without the settings that the service hides."""
         found = super().describe(topic)
         if found is None:
             return None
         return replace(found, topic_id=self.provider.topic_id(found.topic_id), config=self.provider.told(found.config))
 
     def advance(self, sending: Sending) -> None:
-        """Acknowledge a record that is placed late with the place that it has if nothing comes between; `release`
-        gives it its own.
+        """Acknowledge a late-placed record with the offset that it gets if no other record intervenes.
+
+        `release` gives it its own offset.
         """
         if self.provider.places_late and sending.fate is Fate.DELIVER:
             sending.fate = Fate.DELAY

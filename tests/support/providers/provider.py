@@ -1,9 +1,10 @@
-"""`Provider`: what a rented Kafka does otherwise than Apache's, as data, and services that are known by their pages.
-The twin of a cluster takes one, and a proxy before a real one, so that a program meets its broker's terms before it
-meets the broker.
+"""`Provider`: the differences of a rented Kafka from Apache's, as data, and services as their pages describe them.
 
-Names of settings and requests are Kafka's own. A profile says what the service's pages, or users' reports, say of it:
-none of them was measured here.
+The twin of a cluster takes one, and a proxy before a real broker. So a program meets its broker's terms before it meets
+the broker.
+
+Names of settings and requests are Kafka's own. A profile repeats the service's pages or users' reports: none of it was
+measured here.
 """
 
 from collections.abc import Mapping
@@ -24,19 +25,19 @@ class Provider:
     least, most        least and greatest value of a setting that a new topic may name
     sets               settings that every new topic has, whatever it names
     untold             settings that are left out of answers to DescribeConfigs
-    lacks              requests that it does not have
+    lacks              requests that it does not support
     has_topic_ids      whether topics have ids
     is_terse           whether it refuses settings without their names
     places_late        whether it acknowledges records before their place in the log is known: they get it later, behind
-                       what came meanwhile
+                       the records that came meanwhile
 
-    Of its network, which only a proxy plays; 0 is never, and nothing:
+    Of its network, which only a proxy plays; 0 means never or nothing:
 
     latency_s          how much longer the answer to each request takes
     throttle_s         how long a connection is not read after each answer to a produce, which says so
-    idle_s             after how long a connection that nobody asks anything on is cut
-    session_s          after how long a connection is cut at its next request, as one whose client did not log in again
-    rolls_s            how often all brokers are started anew: connections are cut, answers under way are lost, and
+    idle_s             after how long an idle connection is cut
+    session_s          after how long a connection is cut at its next request, as if its client did not log in again
+    rolls_s            how often all brokers are restarted: connections are cut, answers under way are lost, and
                        every partition has another leader, which the next request for it learns once
     """
 
@@ -57,7 +58,7 @@ class Provider:
     rolls_s: float = 0.0
 
     def refusal(self, config: Mapping[str, str]) -> str:
-        """What the service says to a new topic that names these settings; empty if it takes them."""
+        """Return the service's refusal of a new topic with these settings; empty if it takes them."""
         wrong = [
             key
             for key in sorted(config)
@@ -69,7 +70,7 @@ class Provider:
         return "refused by policy" if self.is_terse else f"Config {', '.join(wrong)} cannot be set"
 
     def check_settings(self, topic: str, config: Mapping[str, str]) -> None:
-        """Raise ConfigError, as a service does that has a policy for new topics, unless these settings may be given."""
+        """Raise ConfigError, as a service with a policy for new topics does, unless these settings may be given."""
         if refusal := self.refusal(config):
             raise client_error("POLICY_VIOLATION", refusal, "creating a topic", "memory", topic=topic)
 
@@ -79,11 +80,11 @@ class Provider:
             raise client_error("_UNSUPPORTED_FEATURE", f"{request} not supported by broker", "it", "memory")
 
     def told(self, config: Mapping[str, str]) -> dict[str, str]:
-        """What a client learns of a topic with these settings."""
+        """Return the settings that a client sees of a topic with these settings."""
         return {key: value for key, value in {**config, **self.sets}.items() if key not in self.untold}
 
     def topic_id(self, topic_id: str) -> str:
-        """What a client learns of a topic's id."""
+        """Return the id that a client sees of a topic with this id."""
         return topic_id if self.has_topic_ids else NO_TOPIC_ID
 
 
@@ -110,7 +111,7 @@ MSK_EXPRESS = Provider(
 REDPANDA = Provider(
     name="Redpanda", untold=frozenset({"min.insync.replicas", "unclean.leader.election.enable"}), has_topic_ids=False
 )
-"""One from before September 2025."""
+"""A cluster from before September 2025."""
 WARPSTREAM = Provider(name="WarpStream", lacks=frozenset({"DeleteRecords"}))
 WARPSTREAM_LIGHTNING = Provider(
     name="WarpStream, lightning topics",
@@ -119,4 +120,4 @@ WARPSTREAM_LIGHTNING = Provider(
     places_late=True,
 )
 SERVICES = (APACHE, CONFLUENT_CLOUD, CONFLUENT_CLOUD_STANDARD, MSK_EXPRESS, REDPANDA, WARPSTREAM, WARPSTREAM_LIGHTNING)
-"""All that are described here."""
+"""All services that are described here."""

@@ -1,15 +1,15 @@
-"""`ProviderProxy`: a service that does some things otherwise than Apache's Kafka, played before a real broker.
+"""`ProviderProxy`: a service that differs from Apache's Kafka, played before a real broker.
 
     with ProviderProxy(broker.bootstrap, CONFLUENT_CLOUD) as proxy:
         where = statelog.Where({"bootstrap.servers": proxy.bootstrap}, root)
 
 Clients find every broker of the cluster here: each that an answer names gets a port of its own. It speaks plain Kafka,
-to both sides; who logs in does so through it. A broker behind it keeps its promises, and so does the proxy: it loses
-and delays what networks lose and delay, and never makes a record up. `places_late` is the exception, for that is what
-such a service does.
+to both sides; clients log in through it. A broker behind it keeps its promises, and so does the proxy: it loses and
+delays what networks lose and delay, and never invents a record. `places_late` is the exception, since such a service
+does that.
 
-`FrameProxy` is what every proxy of tests is made of: it listens on loopback, and each connection of a client has one of
-its own to the broker, with a thread for each direction. Its `Link` says what becomes of a frame. Nothing outlives
+`FrameProxy` is the base of every proxy of the tests. It listens on loopback, and each connection of a client has one of
+its own to the broker, with a thread for each direction. Its `Link` decides the fate of a frame. Nothing outlives
 `close`.
 """
 
@@ -33,14 +33,14 @@ _LONG_S = 3600.0
 
 
 class Link:
-    """One client's connection. A step hands on one frame, and says whether there may be more."""
+    """One client's connection. A step forwards one frame, and returns whether there may be more."""
 
     def __init__(self, client: socket.socket, broker: socket.socket) -> None:
         self.client = client
         self.broker = broker
 
     def run(self) -> None:
-        """Hand on until one side ends."""
+        """Forward until one side ends."""
         back = threading.Thread(target=self._pump, args=(self.answers,), daemon=True, name="proxy")
         back.start()
         self._pump(self.requests)
@@ -49,11 +49,11 @@ class Link:
         self.broker.close()
 
     def requests(self) -> bool:
-        """Hand on the client's next request."""
+        """Forward the client's next request."""
         return _hand_on(self.client, self.broker)
 
     def answers(self) -> bool:
-        """Hand on the broker's next answer."""
+        """Forward the broker's next answer."""
         return _hand_on(self.broker, self.client)
 
     def _pump(self, step: Callable[[], bool]) -> None:
@@ -68,7 +68,7 @@ class Link:
 
 
 class FrameProxy:
-    """Listens at once, on `port`; `link` makes what hands on between a client and the broker at `upstream`."""
+    """A proxy that listens at once, on `port`; `link` makes the forwarder from a client to the broker at `upstream`."""
 
     def __init__(self, upstream: tuple[str, int], link: Callable[[socket.socket, socket.socket], Link] = Link) -> None:
         self.upstream = upstream
@@ -87,7 +87,7 @@ class FrameProxy:
 
     @property
     def sockets(self) -> set[socket.socket]:
-        """Those of the connections that are open, on both sides."""
+        """The sockets of the open connections, on both sides."""
         with self._lock:
             return set(self._sockets)
 
@@ -124,7 +124,7 @@ class FrameProxy:
         with self._lock:
             self._sockets |= {client, broker}
         try:
-            if self._closed:  # By now, and `close` may not have seen these two.
+            if self._closed:  # The proxy closed meanwhile, and `close` may not have seen these two.
                 self.cut_all()
             else:
                 self._link(client, broker).run()
@@ -141,7 +141,7 @@ def _hand_on(source: socket.socket, sink: socket.socket) -> bool:
 
 
 def read_frame(source: socket.socket) -> bytes | None:
-    """The next frame with its size, or None at the end. Raises OSError."""
+    """Return the next frame with its size, or None at the end. Raises OSError."""
     head = _exactly(source, 4)
     body = _exactly(source, struct.unpack(">i", head)[0]) if head else None
     return head + body if head and body else None
@@ -159,7 +159,7 @@ def _exactly(source: socket.socket, size: int) -> bytes | None:
 
 
 def abort(one: socket.socket) -> None:
-    """Reset a connection: no orderly end, nothing that was not sent yet."""
+    """Reset a connection: without an orderly end, and without the bytes that were not sent yet."""
     with contextlib.suppress(OSError):
         one.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         one.shutdown(socket.SHUT_RD)
@@ -168,7 +168,9 @@ def abort(one: socket.socket) -> None:
 
 
 class ProviderProxy(Closing):
-    """Listens on loopback at once, before the cluster at `bootstrap`, host:port, and lives by `clock`."""
+    """A proxy that listens on loopback at once, before the cluster at `bootstrap`, host:port, on the time of
+    `clock`.
+    """
 
     def __init__(self, bootstrap: str, provider: Provider, *, clock: Callable[[], float] = time.monotonic) -> None:
         self.provider = provider
@@ -189,11 +191,11 @@ class ProviderProxy(Closing):
 
     @property
     def rolls(self) -> int:
-        """How often the brokers were started anew."""
+        """How often the brokers were restarted."""
         return int((self.clock() - self._since_s) / self.provider.rolls_s) if self.provider.rolls_s else 0
 
     def moved(self, place: Place) -> bool:
-        """Whether a partition has had another leader since this was last asked."""
+        """Return whether a partition has had another leader since the last call."""
         rolls = self.rolls
         with self._lock:
             before, self._moved[place] = self._moved.get(place, 0), rolls
@@ -231,7 +233,7 @@ class _Link(Link):
         self._poll.register(client, select.POLLIN)
 
     def requests(self) -> bool:
-        """Hand on the next request, unless the connection is over."""
+        """Forward the next request, unless the connection is over."""
         proxy = self._proxy
         if not self._poll.poll((proxy.provider.idle_s or _LONG_S) * 1000):
             return bool(self._asked) or not proxy.provider.idle_s
@@ -250,7 +252,7 @@ class _Link(Link):
         return True
 
     def answers(self) -> bool:
-        """Hand on the next answer when it is due, unless the connection is over."""
+        """Forward the next answer when it is due, unless the connection is over."""
         proxy = self._proxy
         frame = read_frame(self.broker)
         if frame is None:

@@ -1,11 +1,11 @@
-"""A service's terms, on the wire: what a `Provider` makes of the requests of clients, and of the answers of a broker.
+"""A service's terms on the wire: the changes of a `Provider` to the requests of clients and the answers of a broker.
 
-Kafka answers the requests of a connection in their order. So what the service refuses goes to the broker all the same,
-as a request that does nothing, and its answer becomes the refusal: the order is the broker's. Where the terms have
-nothing to say no byte is changed. Pure, but for the addresses of brokers, which come in as a function.
+Kafka answers the requests of a connection in their order. So a refused request still goes to the broker, as a request
+that does nothing, and its answer becomes the refusal: the order is the broker's. No byte is changed where the terms say
+nothing. Pure, but for the addresses of brokers, which come in as a function.
 
-Requests and answers are kio's values, of all requests in all versions; what a version lacks is no field of a body.
-Raises kio's errors for bytes that are none.
+Requests and answers are kio's values, of all requests in all versions; a body lacks the fields that its version lacks.
+Raises kio's errors for malformed bytes.
 """
 
 import struct
@@ -32,7 +32,7 @@ _TO_LEADERS = {
     _PRODUCE: (("topic_data", "partition_data", "index"), ("responses", "partition_responses", "index")),
     API_KEYS["ListOffsets"]: (("topics", "partitions", "partition_index"),) * 2,
 }
-"""Requests that only a leader answers: where they, and their answers, have topics, partitions, and their numbers."""
+"""Requests that only a leader answers: where they and their answers name topics, partitions, and their numbers."""
 _NOWHERE = 1 << 30
 """No topic has partitions of this number and above."""
 _NO_ADDRESSES = {_PRODUCE: 9, API_KEYS["Fetch"]: 15}
@@ -47,19 +47,19 @@ _NO_IDS = {
 }
 """The newest versions without topic ids."""
 _LAST_WITHOUT_IDS = API_KEYS["DescribeProducers"]
-"""Requests above this one came into Kafka after the ids."""
+"""Kafka added the requests above this one after the ids."""
 _TOPIC, _OF_THE_TOPIC = 2, 1
 """In answers to DescribeConfigs: the kind of resource, and a value that the topic itself has."""
 _EXISTS = ErrorCode.topic_already_exists
 
 Address = Callable[[str, int], tuple[str, int]]
-"""Where clients find the broker at this host and port."""
+"""The address where clients find the broker at this host and port."""
 Place = tuple[str, int]
 """A topic and a partition."""
 
 
 class Head(NamedTuple):
-    """What stands at the beginning of every request."""
+    """The beginning of every request."""
 
     api_key: int
     version: int
@@ -67,33 +67,33 @@ class Head(NamedTuple):
 
 
 def head_of(frame: bytes) -> Head:
-    """The head of a request."""
+    """Return the head of a request."""
     return Head(*_HEAD.unpack_from(frame)[1:])
 
 
 def correlation_of(frame: bytes) -> int:
-    """Which request an answer is for."""
+    """Return the correlation id of an answer."""
     return int.from_bytes(frame[4:8], "big")
 
 
 def read_request(frame: bytes) -> Any:
-    """The body of a request."""
+    """Return the body of a request."""
     head = head_of(frame)
     return _read(load_request_schema(head.api_key, head.version), frame)[1]
 
 
 def with_body(frame: bytes, body: Any) -> bytes:
-    """The request with another body."""
+    """Return the request with another body."""
     return _written(_read(body.__class__, frame)[0], body)
 
 
 def read_answer(head: Head, frame: bytes) -> Any:
-    """The body of the answer to a request."""
+    """Return the body of the answer to a request."""
     return _read(load_response_schema(head.api_key, head.version), frame)[1]
 
 
 def written_answer(head: Head, body: Any) -> bytes:
-    """The answer with this body."""
+    """Return the answer with this body."""
     return _written(body.__header_schema__(correlation_id=head.correlation_id), body)
 
 
@@ -111,14 +111,14 @@ def _written(header: Any, body: Any) -> bytes:
 
 
 class Deal(NamedTuple):
-    """The request that the broker gets, and what is to be made of the body of its answer."""
+    """The request that the broker gets, and the change to the body of its answer."""
 
     frame: bytes
     finish: Callable[[Any], Any] | None = None
 
 
 class ServiceTerms:
-    """The terms of one service. One setting that is refused refuses all topics of its request."""
+    """The terms of one service. One refused setting refuses all topics of its request."""
 
     def __init__(self, provider: Provider, address: Address) -> None:
         self._provider = provider
@@ -135,7 +135,7 @@ class ServiceTerms:
             self._changes[_PRODUCE] = self._produced
 
     def request(self, frame: bytes, moved: Callable[[Place], bool] | None) -> Deal:
-        """What becomes of a request. `moved` says, once, that a partition has just got another leader, if any has."""
+        """Return the deal for a request. `moved` reports, once, whether a partition has just got another leader."""
         api_key = head_of(frame).api_key
         if api_key == _CREATE_TOPICS:
             return self._create(frame)
@@ -144,7 +144,7 @@ class ServiceTerms:
         return Deal(frame)
 
     def answer(self, head: Head, frame: bytes, finish: Callable[[Any], Any] | None) -> bytes:
-        """What the client gets for the broker's answer."""
+        """Return the answer that the client gets for the broker's answer."""
         change = self._changes.get(head.api_key)
         if change is None and finish is None:
             return frame
@@ -211,7 +211,7 @@ class ServiceTerms:
 
 
 def _placed_late(topic: Any) -> Any:
-    """With the places that its records would have, had one of somebody else come between."""
+    """Return the topic with the offsets that its records would have if another client had written between."""
     parts = (
         one if one.error_code else replace(one, base_offset=one.base_offset + 1) for one in topic.partition_responses
     )
@@ -219,7 +219,7 @@ def _placed_late(topic: Any) -> Any:
 
 
 def _to_leaders(frame: bytes, moved: Callable[[Place], bool]) -> Deal:
-    """What is for partitions that moved goes to ones that are not there, and is answered so."""
+    """Redirect requests for moved partitions to partitions that do not exist, and answer them so."""
     head, body = head_of(frame), read_request(frame)
     asked, answered = _TO_LEADERS[head.api_key]
     away: set[Place] = set()

@@ -1,4 +1,4 @@
-"""A log whose data topic somebody writes to all the while, and all who have to go on, each as in another process."""
+"""A log whose data topic a stranger writes to all the while, and clients that must go on, each in its own process."""
 
 import time
 from collections.abc import Callable
@@ -18,11 +18,11 @@ from tests.support.waiting import wait_for
 __all__ = ["commit", "everybody_goes_on", "roll_up", "tables_go_on"]
 
 Attack = Callable[[], None]
-"""Writes something behind all that is in partition 0."""
+"""A write of a record behind all others in partition 0."""
 
 
 def commit(log: Log, number: int) -> dict[bytes, bytes]:
-    """A commit by a writer that opens for it; the state that it leaves."""
+    """Commit by a writer that opens for it; return the state after the commit."""
     with Writer(log, "w", expect=number - 1) as writer:
         writer.put(b"k%d" % number, b"v")
         writer.commit(checkpoint_id=number)
@@ -30,12 +30,12 @@ def commit(log: Log, number: int) -> dict[bytes, bytes]:
 
 
 def roll_up(log: Log, scratch: Path) -> None:
-    """A round."""
+    """Run a round."""
     assert isinstance(Environment(wall_clock=time.time).run(run_round, log, settings_for(scratch)), CompletedRound)
 
 
 def everybody_goes_on(rig: LogRig, attack: Attack, scratch: Path) -> None:
-    """Openers, a follower, recoveries, changes and rounds; each attack is the last record until the next commit."""
+    """Run openers, a follower, recoveries, changes and rounds; each attack is the last record until the next commit."""
     reader = Reader()
     with rig.create(partitions=1, key_groups=2) as log:
         attack()
@@ -62,7 +62,7 @@ def everybody_goes_on(rig: LogRig, attack: Attack, scratch: Path) -> None:
 
 
 def tables_go_on(rig: LogRig, attack: Attack) -> None:
-    """A table opens with all that it committed, time and again."""
+    """Open a table again and again, with all that it committed."""
     made = TableRig(rig, None)
     for number in range(3):
         with made.open(partitions=1, key_groups=2) as table:

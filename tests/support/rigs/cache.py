@@ -1,4 +1,4 @@
-"""A recovery cache over an in-memory store: runs that are mere bytes, a clock that stands still, and gates."""
+"""A recovery cache over an in-memory store: runs of arbitrary bytes, a clock that stands still, and gates."""
 
 import hashlib
 from collections import Counter
@@ -19,14 +19,14 @@ _NO_INDEX = RunIndex(row_groups=(), footer_offset=0, footer_checksum=0)
 
 
 class Gate:
-    """Where downloads stand still until it is opened. `reached` is set by the first one."""
+    """A gate where downloads wait until it is opened. The first download sets `reached`."""
 
     def __init__(self) -> None:
         self.reached = Event()
         self._open = Event()
 
     def wait(self) -> None:
-        """Called by a download."""
+        """Wait, as a download."""
         self.reached.set()
         assert self._open.wait(_DEADLINE_S), "nobody opened the gate"
 
@@ -35,12 +35,12 @@ class Gate:
         self._open.set()
 
     def await_reached(self) -> None:
-        """Wait until a download stands here."""
+        """Await a download at the gate."""
         assert self.reached.wait(_DEADLINE_S), "no download came"
 
 
 class CacheRig:
-    """One cache of log `rig` below `base`, and what it downloads."""
+    """One cache of log `rig` below `base`, and its downloads."""
 
     def __init__(self, base: Path, *, idle_s: float = 60.0, max_bytes: int | None = None) -> None:
         self.now_s = 1000.0
@@ -55,23 +55,23 @@ class CacheRig:
         self.cache = Environment(clock=self.clock).run(RunCache, self.directory, settings)
 
     def clock(self) -> float:
-        """Stands still unless it is moved."""
+        """Return the time, which changes only when a test sets it."""
         self.on_clock()
         return self.now_s
 
     def put(self, name: str, data: bytes) -> RunFile:
-        """A run on the store that is nothing but these bytes."""
+        """Put a run of exactly these bytes into the store."""
         run = run_of(name, data)
         self.disk.write(f"rig/{run.path}", data, absent=True)
         return run
 
     def read(self, run: RunFile) -> bytes:
-        """Open through the cache, read all, close."""
+        """Open a run through the cache, read all of it, and close it."""
         with self.cache.open(self.store, run) as file:
             return file.read()
 
     def files(self) -> list[int]:
-        """The sizes of all runs and partial downloads below the base."""
+        """Return the sizes of all runs and partial downloads below the base."""
         return sorted(path.stat().st_size for path in self.base.rglob("*") if path.suffix in (".run", ".partial"))
 
     def _count(self, method: str, path: str) -> Fault | None:
@@ -82,13 +82,14 @@ class CacheRig:
 
 
 def run_of(name: str, data: bytes) -> RunFile:
-    """The facts of a run with these bytes, and with an index that no reader could use."""
+    """Return the facts of a run with these bytes, and with an index that no reader could use."""
     sha256 = hashlib.sha256(data).digest()
     return RunFile(path=f"runs/{name}.parquet", size_bytes=len(data), rows=0, sha256=sha256, index=_NO_INDEX)
 
 
 def janitors(before: Collection[Thread] = ()) -> list[Thread]:
-    """Give the threads of caches that are alive in this process, without those that were alive before a test: a client
-    of Kafka that an earlier test closed may still be leaving on a thread of the same name.
+    """Return the cache threads that are alive in this process, without the ones that were alive before a test.
+
+    A Kafka client of an earlier test may still be closing on a thread of the same name.
     """
     return [thread for thread in threads_alive() if thread.name == "statelog" and thread not in before]

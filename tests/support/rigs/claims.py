@@ -1,4 +1,4 @@
-"""A subscription that tells whether it holds what it says."""
+"""A subscription that reports whether its lease is effective."""
 
 from statelog.log import Log
 from statelog.reading.claims import HeldSubscription
@@ -10,9 +10,9 @@ __all__ = ["SureSubscription"]
 class SureSubscription(HeldSubscription):
     """`is_sure`: whether no truncation that was decided before the first file was written can pass it.
 
-    A round drops the manifests that it does not keep before it asks what holds truncation. So while one at or below
-    our position is still there, no round that asked before our write truncates above it. If there is none at all, no
-    round has asked.
+    A round drops the manifests that it does not retain before it checks what holds truncation. So while one at or below
+    our position still exists, no round that checked before our write truncates above it. If there is none at all, no
+    round has checked.
     """
 
     def __init__(self, log: Log, reader: str, *, holder_id: str, holder: str) -> None:

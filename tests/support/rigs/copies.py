@@ -1,4 +1,4 @@
-"""A log on one cluster of twins, its copy on another, and the model of the state that both have to have."""
+"""A log on one cluster of twins, its copy on another, and the model of the state that both must have."""
 
 from collections.abc import Callable
 from copy import deepcopy
@@ -39,7 +39,7 @@ class Move:
     number: int = 0
 
     def write(self, log: Log, writer: str = "w") -> None:
-        """The writer's next commit, whose metadata is its number: puts, deletes, and a meta record."""
+        """Commit as the writer, with its number as metadata: puts, deletes, and a meta record."""
         self.number += 1
         with Writer(log, writer, expect=self._last(log, writer)) as out:
             values = [None if (i + self.number) % 5 == 0 else b"%d.%d" % (self.number, i) for i in range(12)]
@@ -53,19 +53,19 @@ class Move:
         return found.checkpoint.id if found else 0
 
     def round(self, log: Log) -> CompletedRound:
-        """A round that has something to do."""
+        """Run a round that has work to do."""
         outcome = run_round(log, settings_for(self.scratch, fanout=3))
         assert isinstance(outcome, CompletedRound)
         return outcome
 
     def copy(self, where: Where | None = None, source: Where | None = None, **options: Any) -> Copied:
-        """What is new, into the copy."""
+        """Copy the new part of the log."""
         with Log.open("old", source or self.old.where()) as log:
             where, settings = where or self.new.where(), settings_for(self.scratch, fanout=3)
             return copy_log(log, "new", where, settings=settings, **options)
 
     def check_closed(self) -> None:
-        """Nobody reads the copy, nor writes to it, and what is in it does not move."""
+        """Check that nobody can read or write the copy, and that its contents do not move."""
         with self.new.open() as log:
             end = log.ledger.end()
             for door in DOORS:
@@ -74,7 +74,7 @@ class Move:
             assert log.ledger.end() == end
 
     def check_goes_on(self) -> None:
-        """The copy has the state and everybody's progress, and is a log like any other."""
+        """Check that the copy has the state and everybody's progress, and is a log like any other."""
         with self.new.open() as log:
             assert recover(log).to_dict() == self.model == state_of(log)
             for writer in ("w", "v", "w"):
@@ -100,8 +100,9 @@ def _beginning() -> Move:
 
 
 def begun(scratch: Path) -> Move:
-    """A log of two writers with two snapshots and a tail, of which nothing was copied yet: made once, and given to
-    each test as a copy of its own.
+    """Return a log of two writers with two snapshots and a tail, of which nothing was copied yet.
+
+    It is made once; each test gets a copy of its own.
     """
     made = _beginning()
     twins = made.old.cluster, made.old.disk
@@ -110,7 +111,7 @@ def begun(scratch: Path) -> Move:
     locks |= {id(lock): RLock() for lock in held if isinstance(lock, _RLOCK)}
     own = cast("Any", locks[id(made.old.cluster.lock)])
     locks |= {id(one): Condition(own) for one in held if isinstance(one, Condition)}
-    cluster, disk = deepcopy(twins, locks)  # With new locks, which nothing else can copy.
+    cluster, disk = deepcopy(twins, locks)  # The locks are new: nothing else can copy them.
     return Move(scratch, twin_rig("old", cluster=cluster, disk=disk), model=dict(made.model), number=made.number)
 
 
@@ -123,4 +124,4 @@ DOORS: tuple[Callable[[Log, Path], object], ...] = (
     lambda log, scratch: run_round(log, settings_for(scratch)),
     lambda log, _: tail_now(log),
 )
-"""Ways to read an open log, or to write to it, which a log that is not what it was has to refuse."""
+"""Ways to read or write an open log, each of which a log with a changed identity must refuse."""

@@ -1,7 +1,7 @@
 """A materializer daemon on twins, and on a clock that only its waits move.
 
-Rounds and looks are done at once on the daemon's own thread, unless the bench holds them: then they wait for `release`,
-as a thread does that hangs.
+Rounds and checks finish at once on the daemon's own thread, unless the bench holds them. Then they wait for `release`,
+as a hanging thread does.
 """
 
 import threading
@@ -52,31 +52,31 @@ class DaemonBench:
         )
 
     def at(self, time_s: float, *actions: Callable[[], object]) -> None:
-        """Do this at that time, while the daemon waits."""
+        """Schedule these actions for that time, while the daemon waits."""
         self._script += [(time_s, action) for action in actions]
         self._script.sort(key=lambda line: line[0])
 
     def run(self, until_s: float) -> None:
-        """Run the daemon until that time, at which it is told to stop."""
+        """Run the daemon until that time, at which it is asked to stop."""
         self.at(until_s, self.control.stop)
         self.daemon.run()
 
     def hold(self) -> None:
-        """Rounds and looks hang from now on."""
+        """Let rounds and checks hang from now on."""
         self.is_holding = True
 
     def go_on(self) -> None:
-        """They do not any more; those that hang still do."""
+        """Let later rounds and checks finish again; the hanging ones still hang."""
         self.is_holding = False
 
     def release(self) -> None:
-        """What hangs goes on, to its end."""
+        """Let the hanging rounds and checks finish."""
         while self._held:
             self._held.pop(0)()
 
     @property
     def rounds(self) -> list[tuple[float, str]]:
-        """When rounds began, and why."""
+        """The times at which rounds began, and the reasons."""
         return [
             (event.at_s, event.facts["cause"].value) for event in self.events if event.kind is EventKind.ROUND_STARTED
         ]
@@ -101,7 +101,7 @@ class DaemonBench:
             work()
 
     def _wait(self, _bell: threading.Event, delay_s: float) -> None:
-        """Time passes until the delay is over, or something happens before."""
+        """Advance the time until the delay is over, or an action is due before."""
         over_s = self.now_s + delay_s
         happens = bool(self._script) and self._script[0][0] <= over_s
         self._move(self._script[0][0] if happens else over_s)

@@ -1,9 +1,9 @@
-"""A log with a history that is known: writers that commit, die and are fenced, and snapshots made by hand.
+"""A log with a known history: writers that commit, die and are fenced, and snapshots made by hand.
 
-The rig keeps every committed change in plain Python beside the log, so that a test can say what the state at any
+The rig records every committed change in plain Python next to the log, so that a test can say what the state at any
 position is. Its rounds are naive on purpose: they read the committed tail, keep the last change per key in a dict and
-write one run, or fold all runs into one. Works on the twins and on a real broker alike.
-`Reader` reads a stream of it into plain Python; `SnapshotTwins` has three snapshots on twins that can be damaged.
+write one run, or fold all runs into one. The rig works on the twins and on a real broker alike. `Reader` reads a stream
+of it into plain Python; `SnapshotTwins` has three snapshots on twins that can be damaged.
 """
 
 import tempfile
@@ -55,7 +55,7 @@ class Committed(NamedTuple):
 
 
 class HistoryRig:
-    """A log, and what is known about it."""
+    """A log, and its known history."""
 
     def __init__(self, log: Log) -> None:
         self.log = log
@@ -65,7 +65,7 @@ class HistoryRig:
     # ---- writing
 
     def commit(self, writer: Writer, checkpoint_id: int, changes: Changes, metadata: Metadata | None = None) -> int:
-        """Append and commit; returns the position right after the commit."""
+        """Append and commit; return the position right after the commit."""
         self.append(writer, changes)
         position = writer.commit(metadata, checkpoint_id=checkpoint_id).offset + 1
         self.history.append(Committed(position, writer.name, checkpoint_id, list(changes)))
@@ -75,19 +75,19 @@ class HistoryRig:
         """Append without a commit."""
         put_all(writer, changes)
 
-    # ---- what is known
+    # ---- the known history
 
     def key_group(self, key: Any) -> int:
-        """The key group of a key."""
+        """Return the key group of a key."""
         return self.log.descriptor.key_group_of(key)
 
     def partition(self, key: Any) -> int:
-        """The partition of a key."""
+        """Return the partition of a key."""
         descriptor = self.log.descriptor
         return partition_of(self.key_group(key), descriptor.partitions, descriptor.key_groups)
 
     def state_at(self, position: int, key_groups: Iterable[int] | None = None) -> dict[Any, Any]:
-        """The state at a position, change by change."""
+        """Return the state at a position, change by change."""
         wanted = None if key_groups is None else set(key_groups)
         state: dict[Any, Any] = {}
         for commit in self.history:
@@ -97,7 +97,7 @@ class HistoryRig:
         return state
 
     def end(self) -> int:
-        """The ledger's end now."""
+        """Return the ledger's end now."""
         return self.log.kafka.offsets(self.log.ledger_topic, [0])[0].end
 
     # ---- snapshots
@@ -157,7 +157,7 @@ class HistoryRig:
         return RunRef(**datum_of(file), start_position=start, end_position=end, level=0, value_schema_id=schema_id)
 
     def _anchors(self, state: LedgerState) -> list[Anchor]:
-        """Of the last record below each end that is still held."""
+        """Return the anchors of the last record below each end that is still retained."""
         log, found = self.log, list[Anchor]()
         places: list[tuple[Any, str, Mapping[int, int]]] = [
             ("data", log.data_topic, state.committed_positions),
@@ -172,7 +172,7 @@ class HistoryRig:
 
 
 def _by_key(changes: pa.Table | pa.RecordBatch) -> dict[Any, Row]:
-    """The last row of every (key group, key)."""
+    """Return the last row of every (key group, key)."""
     return {(row[0], row[2]): row for row in rows_of(changes)}
 
 
@@ -185,7 +185,7 @@ def history_rig(
     key_groups: int = 8,
     **options: Any,
 ) -> HistoryRig:
-    """A rig on the twins, with a clock that stands still, unless other ports are given."""
+    """Return a rig on the twins, with a clock that stands still, unless other ports are given."""
     ports = kafka or MemoryKafka(), store or MemoryStore(MemoryDisk(lambda: 1000.0), name)
     rig = LogRig(name, lambda: ports[0], lambda: ports[1])
     return HistoryRig(rig.create(partitions=partitions, key_groups=key_groups, **options))
@@ -193,14 +193,14 @@ def history_rig(
 
 @dataclass
 class Reader:
-    """What was applied, in order, and what it makes."""
+    """The changes that were applied, in order, and the state that they make."""
 
     state: dict[Any, Any] = field(default_factory=dict[Any, Any])
     rows: list[Row] = field(default_factory=list[Row])
     checkpoint: str = ""
 
     def apply(self, portion: Portion) -> None:
-        """Apply a portion, and take a checkpoint behind it."""
+        """Apply a portion, and take a checkpoint after it."""
         self.rows += rows_of(portion.changes)
         apply_to_dict(portion.changes, self.state)
         self.checkpoint = portion.cursor.to_json()
@@ -230,7 +230,7 @@ class HistoryTwins:
         return self.rig.state_at(self.rig.end())
 
     def hooked(self, hook: FaultHook) -> None:
-        """Let the recovery's store ask `hook` with every method and path."""
+        """Let the recovery's store call `hook` with every method and path."""
         self.log.store = MemoryStore(self.disk, "rig", faults=hook)
         self.log.manifests = ManifestChain(self.log.store, self.log.descriptor)
 
@@ -250,5 +250,5 @@ class SnapshotTwins(HistoryTwins):
             self.rig.truncate(self.rig.manifests[0])
 
     def run_of(self, snapshot: int) -> str:
-        """The newest run of a snapshot, by its place in the list."""
+        """Return the newest run of a snapshot, by its place in the list."""
         return self.rig.manifests[snapshot].runs[-1].path

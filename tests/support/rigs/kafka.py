@@ -1,4 +1,4 @@
-"""The two implementations of the Kafka port, each with what the port itself does not show, for the contract suite."""
+"""The two implementations of the Kafka port for the contract suite, each with facts that the port does not show."""
 
 import time
 import uuid
@@ -35,19 +35,19 @@ TIMEOUT_S = 60.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class World:
-    """One implementation under test: the port, and what the port itself does not show."""
+    """One implementation under test: the port, and facts that the port itself does not show."""
 
     kafka: Kafka
     another: Callable[[], Kafka]
     published: Callable[[str, str, int], int | None]
     make_gap: Callable[[str, int], None]
-    """Makes the last offset of a partition one that holds no record."""
+    """A function that turns the last offset of a partition into one without a record."""
     spoil: Callable[[str, int, int], None]
-    """Appends to a partition a batch of so many records that no client unpacks."""
+    """A function that appends a batch of so many records to a partition, which no client can unpack."""
 
 
 def memory_world() -> World:
-    """The in-memory twin."""
+    """Return the in-memory twin."""
     memory = MemoryKafka(cluster=MemoryCluster(clock=time.time))
     return World(
         kafka=memory,
@@ -59,7 +59,7 @@ def memory_world() -> World:
 
 
 def broker_world(bootstrap: str) -> World:
-    """The real client on a broker."""
+    """Return the real client on a broker."""
     config = client_config({"bootstrap.servers": bootstrap})
     kafka = ConfluentKafka(config)
     return World(
@@ -72,13 +72,13 @@ def broker_world(bootstrap: str) -> World:
 
 
 def spoil_memory(memory: MemoryKafka, topic: str, partition: int, count: int) -> None:
-    """The same on the twin."""
+    """Append the same batch on the twin."""
     offsets = write_all(memory, topic, partition, [b""] * count)
     memory.cluster.spoil(topic, partition, offsets[0], offsets[-1] + 1)
 
 
 def _spoil(bootstrap: str, topic: str, partition: int, count: int) -> None:
-    """110 MB and more of zeros, which the client does not take."""
+    """Append 110 MB and more of zeros, which the client does not take."""
     stranger.send(bootstrap, topic, partition, stranger.bomb(count, (110 << 20) // count))
 
 
@@ -91,8 +91,9 @@ def _published(bootstrap: str, group: str, topic: str, partition: int) -> int | 
 
 
 def _write_marker(bootstrap: str, topic: str, partition: int) -> int:
-    """Write one record in a transaction of its own, the one way to make an offset that holds no record: returns that
-    offset, which the marker behind it takes up.
+    """Write one record in a transaction of its own; return the offset that the marker behind it takes up.
+
+    Only a transaction leaves an offset that holds no record.
     """
     offsets: list[int] = []
 
@@ -111,21 +112,21 @@ def _write_marker(bootstrap: str, topic: str, partition: int) -> int:
 
 
 def _write_gap(kafka: Kafka, bootstrap: str, topic: str, partition: int) -> None:
-    """A transaction's record and its marker, which the broker writes some time after the commit returns."""
+    """Write a transaction's record and its marker, which the broker writes some time after the commit returns."""
     marker = _write_marker(bootstrap, topic, partition)
     wait_for(lambda: kafka.offsets(topic, [partition])[partition].end > marker, "the marker did not arrive")
 
 
-# ---- what the suites write and read
+# ---- records that the suites write and read
 
 
 def spec_of(name: str, partitions: int = 3) -> TopicSpec:
-    """A topic that keeps everything, on one broker."""
+    """Return a topic that keeps everything, on one broker."""
     return TopicSpec(name=name, partitions=partitions, replication_factor=1, config={"retention.ms": "-1"})
 
 
 def settle(producer: Producer, count: int, reports: list[Delivery]) -> None:
-    """Poll until `count` reports are there."""
+    """Poll until `count` reports have come."""
     for _ in range(2000):
         if len(reports) >= count:
             return
@@ -134,7 +135,7 @@ def settle(producer: Producer, count: int, reports: list[Delivery]) -> None:
 
 
 def write_all(kafka: Kafka, topic: str, partition: int, values: list[bytes]) -> list[int]:
-    """Write values, all of which must be acknowledged; returns their offsets."""
+    """Write values, all of which must be acknowledged; return their offsets."""
     producer = kafka.producer()
     reports: list[Delivery] = []
     for value in values:
@@ -147,7 +148,7 @@ def write_all(kafka: Kafka, topic: str, partition: int, values: list[bytes]) -> 
 
 
 def read_all(kafka: Kafka, topic: str, ranges: dict[int, OffsetRange]) -> list[Record]:
-    """All records of these ranges, by a reader of their own."""
+    """Return all records of these ranges, read by a reader of their own."""
     reader = kafka.reader(topic)
     try:
         return list(reader.read(ranges, stall_timeout_s=TIMEOUT_S))
@@ -156,5 +157,5 @@ def read_all(kafka: Kafka, topic: str, ranges: dict[int, OffsetRange]) -> list[R
 
 
 def numbered(count: int, prefix: bytes = b"v") -> list[bytes]:
-    """So many values, each with its number."""
+    """Return so many numbered values."""
     return [prefix + str(number).encode() for number in range(count)]

@@ -1,10 +1,10 @@
 """A log under test, and a plain reader of its state.
 
 `LogRig` makes and opens a log on any ports, `TwinRig` on the in-memory twins, `real_rig` on a real broker and a local
-directory; every `open` is another process's view. A `TwinLog` is a log on twins that knows what its state has to be.
+directory; every `open` is another process's view. A `TwinLog` is a log on twins that knows its expected state.
 
 The reader is as simple as can be: all runs of a manifest, then the committed tail, applied to a dict one change after
-the other. It uses neither the recovery room nor anything of the materializer.
+the other. It uses neither the recovery room nor any part of the materializer.
 """
 
 import time
@@ -70,7 +70,7 @@ __all__ = [
 ]
 
 UNSAFE = ("replication", "min-insync")
-"""What a log on one broker has to waive."""
+"""The checks that a log on one broker has to waive."""
 WAIVED = parse_waivers(UNSAFE)
 State = dict[Any, Any]
 
@@ -78,7 +78,7 @@ _STALL_TIMEOUT_S = 60.0
 
 
 def where_at(kafka: Kafka | Mapping[str, str] | str, root: Store | Path | str, **more: Any) -> Where:
-    """A place on one broker: `kafka` is a port, a client's settings, or host:port; `root` a store, a path or a URL."""
+    """Return a place on one broker: `kafka` is a port, settings, or host:port; `root` a store, a path or a URL."""
     settings = {"bootstrap.servers": kafka} if isinstance(kafka, str) else kafka
     root = str(root) if isinstance(root, Path) else root
     return Where(settings, root, allow_unsafe=UNSAFE, replication_factor=1, **more)
@@ -86,7 +86,7 @@ def where_at(kafka: Kafka | Mapping[str, str] | str, root: Store | Path | str, *
 
 @dataclass(frozen=True, slots=True)
 class LogRig:
-    """Makes and opens logs of one name on the ports that `kafka` and `store` make."""
+    """A maker and opener of logs of one name on the ports that `kafka` and `store` make."""
 
     name: str
     kafka: Callable[[], Kafka]
@@ -95,7 +95,7 @@ class LogRig:
     replicas: int = 1
 
     def where(self) -> Where:
-        """Where another process sees it."""
+        """Return the place at which another process sees the log."""
         return Where(self.kafka(), self.store(), allow_unsafe=UNSAFE, replication_factor=self.replicas)
 
     def create(
@@ -123,16 +123,16 @@ class LogRig:
         )
 
     def open(self) -> Log:
-        """The log as another process sees it."""
+        """Return the log as another process sees it."""
         return Log.open(self.name, self.where())
 
     def state(self) -> State:
-        """The committed state, read by the plainest of readers."""
+        """Return the committed state, read by the plainest of readers."""
         with self.open() as log:
             return state_of(log)
 
     def set_topic_config(self, topic: str, config: Mapping[str, str]) -> None:
-        """An operator changes settings of a topic."""
+        """Change settings of a topic, as an operator."""
         operations = [
             admin.ConfigEntry(name, value, incremental_operation=admin.AlterConfigOpType.SET)
             for name, value in config.items()
@@ -141,7 +141,7 @@ class LogRig:
         client = admin.AdminClient({"bootstrap.servers": self.bootstrap})
         client.incremental_alter_configs([resource])[resource].result(timeout=60)
         end_s = time.monotonic() + 60.0
-        while not self._has(client, topic, config):  # The broker answers before it keeps to them.
+        while not self._has(client, topic, config):  # The broker answers before it applies them.
             assert time.monotonic() < end_s
             time.sleep(0.01)
 
@@ -154,13 +154,13 @@ class LogRig:
 
 @dataclass(frozen=True, slots=True)
 class TwinRig(LogRig):
-    """A rig on the in-memory twins, and what lies behind them."""
+    """A rig on the in-memory twins, and the cluster and the disk below it."""
 
     cluster: MemoryCluster = field(kw_only=True)
     disk: MemoryDisk = field(kw_only=True)
 
     def set_topic_config(self, topic: str, config: Mapping[str, str]) -> None:
-        """An operator changes settings of a topic."""
+        """Change settings of a topic, as an operator."""
         self.cluster.set_topic_config(topic, config)
 
 
@@ -172,7 +172,7 @@ def twin_rig(
     disk: MemoryDisk | None = None,
     replicas: int = 1,
 ) -> TwinRig:
-    """A rig on the twins: with `faults`, or on a cluster and a disk of the test's own."""
+    """Return a rig on the twins: with `faults`, or on a cluster and a disk of the test's own."""
     cluster, disk = cluster or MemoryCluster(faults=faults), disk or MemoryDisk(lambda: 0.0)
     kafka, store = lambda: MemoryKafka(cluster=cluster), lambda: MemoryStore(disk, name)
     return TwinRig(name, kafka, store, replicas=replicas, cluster=cluster, disk=disk)
@@ -185,14 +185,14 @@ def real_rig(
     more: Mapping[str, str] | None = None,
     storage_options: Mapping[str, object] | None = None,
 ) -> LogRig:
-    """A rig on a real broker and a store, a local directory unless it is a URL, with `more` settings of the client."""
+    """Return a rig on a real broker and a store, a local directory unless it is a URL, with `more` client settings."""
     config = client_config({"bootstrap.servers": bootstrap, **(more or {})})
     return LogRig(name, lambda: ConfluentKafka(config), lambda: open_store(str(root), name, storage_options), bootstrap)
 
 
 @contextmanager
 def ports_closed(rig: LogRig) -> Generator[LogRig]:
-    """The rig. Whatever Kafka ports it makes are closed at the end, also those that a refusal gave back to the test."""
+    """Yield the rig, and close every Kafka port that it made, also the ports that a refusal gave back to the test."""
     made: list[Kafka] = []
 
     def kafka() -> Kafka:
@@ -226,20 +226,20 @@ class TwinLog:
         self._rig().create(partitions=self.partitions, key_groups=8).close()
 
     def clock(self) -> float:
-        """Seconds since 1970."""
+        """Return the seconds since 1970."""
         return self.now_s
 
     @property
     def environment(self) -> Environment:
-        """Those of a round that tells this clock's time."""
+        """The environment of a round, with this clock's time."""
         return Environment(wall_clock=self.clock)
 
     def where(self) -> Where:
-        """Where another process sees it."""
+        """Return the place at which another process sees the log."""
         return self._rig().where()
 
     def open(self, faults: FaultHook | None = None) -> Log:
-        """The log as another process sees it."""
+        """Return the log as another process sees it."""
         rig = self._rig()
         if faults is not None:
             rig = replace(rig, store=lambda: MemoryStore(self.disk, self.name, faults=faults))
@@ -257,7 +257,7 @@ class TwinLog:
         apply_all(self.model, changes.items())
 
     def run_paths(self) -> set[str]:
-        """The run files that lie on the disk."""
+        """Return the run files that lie on the disk."""
         prefix = f"{self.name}/"
         return {info.path.removeprefix(prefix) for info in self.disk.files(f"{prefix}runs/")}
 
@@ -266,14 +266,14 @@ class TwinLog:
 
 
 def impatient(rig: LogRig | TwinLog) -> Log:
-    """The log, opened by somebody who believes Kafka's first answer."""
+    """Return the log, opened by a client that believes Kafka's first answer."""
     log = rig.open()
     log.patience_s = 0.0
     return log
 
 
 def live(name: str, where: Callable[[], Where], scratch: Path, writes: int) -> State:
-    """Make a log, and write, with a round between two writes; returns what another life reads of it."""
+    """Make a log, and write, with a round between two writes; return the state that another process reads of it."""
     Log.create(name, where(), LogOptions(partitions=2)).close()
     with Log.open(name, where()) as log:
         for number in range(writes):
@@ -287,14 +287,14 @@ def live(name: str, where: Callable[[], Where], scratch: Path, writes: int) -> S
 
 
 def settings_for(scratch: Path, *, keep: int = 2, **changed: Any) -> MaterializerSettings:
-    """Settings of a small materializer: keeps two manifests, no minimum age."""
+    """Return the settings of a small materializer: it retains two manifests, with no minimum age."""
     defaults: dict[str, Any] = {"scratch": scratch, "retention": RetentionPolicy(keep=keep, min_age_s=0.0)}
     defaults["failures_tolerated_s"] = 0.0
     return MaterializerSettings(**defaults | changed)
 
 
 def rolled_up(scratch: Path) -> TwinLog:
-    """A log on twins with one snapshot and a tail that changes and deletes some of it."""
+    """Return a log on twins with one snapshot and a tail that changes and deletes some of it."""
     made = TwinLog()
     made.write({f"k{i}".encode(): b"1" for i in range(9)})
     made.environment.run(run_round, made.open(), settings_for(scratch))
@@ -303,14 +303,14 @@ def rolled_up(scratch: Path) -> TwinLog:
 
 
 def state_of(log: Log, choose: Callable[[list[int]], int] = max) -> State:
-    """The state of the log now, recovered from its newest manifest (or another that `choose` picks) and the tail."""
+    """Return the log's present state, recovered from its newest manifest (or the one that `choose` picks) and tail."""
     numbers = log.manifests.numbers()
     manifest = log.manifests.read(choose(numbers)) if numbers else None
     return apply_tail(log, manifest, state_of_snapshot(log, manifest))
 
 
 def state_of_snapshot(log: Log, manifest: Manifest | None) -> State:
-    """The state that a manifest's runs hold."""
+    """Return the state that a manifest's runs hold."""
     state: State = {}
     for run in manifest.runs if manifest else ():
         with RunReader(log.store.open(run.path), run) as reader:
@@ -319,7 +319,7 @@ def state_of_snapshot(log: Log, manifest: Manifest | None) -> State:
 
 
 def apply_tail(log: Log, manifest: Manifest | None, state: State, end_position: int | None = None) -> State:
-    """Apply what was committed between a manifest and a ledger position (None: its end now)."""
+    """Apply the commits between a manifest and a ledger position (None: its end now)."""
     for changes in tail_of(log, manifest, end_position)[1]:
         apply_to_dict(changes, state)
     return state
@@ -328,7 +328,7 @@ def apply_tail(log: Log, manifest: Manifest | None, state: State, end_position: 
 def tail_of(
     log: Log, manifest: Manifest | None, end_position: int | None = None
 ) -> tuple[LedgerState, list[pa.RecordBatch]]:
-    """The ledger's state at a position (None: its end now), and the changes that were committed since a manifest."""
+    """Return the ledger's state at a position (None: its end now), and the changes committed since a manifest."""
     with closing(log.replay(manifest)) as ledger, closing(log.kafka.reader(log.data_topic)) as reader:
         commits = ledger.read_to(log.ledger.end() if end_position is None else end_position)
         contents = [found.contents for found in commits]
@@ -338,11 +338,11 @@ def tail_of(
 
 
 def keys_in(partition: int, partitions: int, key_groups: int) -> Iterator[bytes]:
-    """Keys of this partition of such a log, as many as are asked for."""
+    """Yield keys of this partition of such a log, as many as the caller takes."""
     keys = ((b"key-%d" % i, key_group_of(b"key-%d" % i, KeyType.BYTES, key_groups)) for i in count())
     return (key for key, group in keys if partition_of(group, partitions, key_groups) == partition)
 
 
 def key_in(log: Log, partition: int) -> bytes:
-    """A key of this partition."""
+    """Return a key of this partition."""
     return next(keys_in(partition, log.descriptor.partitions, log.descriptor.key_groups))

@@ -1,4 +1,4 @@
-"""Logs whose topics somebody deletes, or recreates; and logs that release 0.1 moved to new topics after that."""
+"""Logs whose topics were deleted or recreated, and logs that release 0.1 moved to new topics after that."""
 
 import os
 from collections.abc import Callable
@@ -23,12 +23,12 @@ from tests.support.rigs.log import TwinLog, settings_for
 __all__ = ["BOTH", "KEPT", "anew", "gone", "made", "move"]
 
 KEPT = 5
-"""So many commits are in the snapshot; those behind it are lost with the ledger."""
+"""The number of commits in the snapshot; the later ones are lost with the ledger."""
 BOTH = ("log", "log.ledger")
 
 
 def made(tmp_path: Path) -> TwinLog:
-    """A log with a snapshot, and with commits behind it that are not part of the model."""
+    """Return a log with a snapshot, and with commits behind it that are not part of the model."""
     twin = TwinLog()
     for i in range(KEPT):
         twin.write({b"k%d" % i: b"v"})
@@ -42,7 +42,7 @@ def made(tmp_path: Path) -> TwinLog:
 
 
 def gone(*topics: str) -> Callable[[TwinLog], None]:
-    """Somebody deletes these topics."""
+    """Return a function that deletes these topics."""
 
     def strike(twin: TwinLog) -> None:
         for topic in topics:
@@ -52,7 +52,7 @@ def gone(*topics: str) -> Callable[[TwinLog], None]:
 
 
 def anew(*topics: str, records: int = 0) -> Callable[[TwinLog], None]:
-    """Somebody deletes these topics and makes them again, and somebody writes to them."""
+    """Return a function that deletes these topics, makes them again, and writes to them."""
 
     def strike(twin: TwinLog) -> None:
         for topic in topics:
@@ -63,8 +63,9 @@ def anew(*topics: str, records: int = 0) -> Callable[[TwinLog], None]:
 
 
 def move(twin: TwinLog, *topics: str) -> None:
-    """Lose these topics, the ledger among them, and do what `accept-loss --ledger` of release 0.1 did then: fill new
-    ones up to the newest snapshot's positions, and put a manifest that names them.
+    """Lose these topics, the ledger among them, and move the log as `accept-loss --ledger` of release 0.1 did.
+
+    It filled new topics up to the newest snapshot's positions, and put a manifest that names them.
     """
     anew(*topics)(twin)
     kafka, store = MemoryKafka(cluster=twin.cluster), MemoryStore(twin.disk, "log")
@@ -78,7 +79,7 @@ def move(twin: TwinLog, *topics: str) -> None:
                 append_all(producer, "log", partition, VOID_VALUE, end)
     log = Log(first.at(identity), kafka, store)
     record = Restart(digest=first.digest, position=1, reason="somebody deleted the topics", operator="ann")
-    last = append_restarts(log, record, base.position + 50)  # Above all that a chunk's witness names.
+    last = append_restarts(log, record, base.position + 50)  # Above all offsets that a chunk's witness names.
     kept = [one for one in base.anchors if one.topic == "data" and "log" not in topics]
     manifest = next_manifest(
         base,

@@ -25,7 +25,7 @@ __all__ = ["Shell", "commands_open", "doctors_topics", "shell", "write_csv", "wr
 
 
 def commands_open(twin: TwinLog | LogRig, monkeypatch: pytest.MonkeyPatch, *, patience_s: float | None = None) -> None:
-    """From now on the log that every command opens, in this process, is this one."""
+    """Make every command of this process open this log from now on."""
 
     @contextmanager
     def open_log(_session: Session, _name: str) -> Generator[Log]:
@@ -39,7 +39,7 @@ def commands_open(twin: TwinLog | LogRig, monkeypatch: pytest.MonkeyPatch, *, pa
 
 @dataclass(slots=True)
 class Shell:
-    """Types commands against one broker and one root, in this process or in one of its own."""
+    """A shell that types commands against one broker and one root, in this process or in a process of its own."""
 
     bootstrap: str
     root: Path
@@ -47,7 +47,7 @@ class Shell:
 
     @property
     def environment(self) -> dict[str, str]:
-        """What a user would have set."""
+        """The variables that a user would have set."""
         return {
             "STATELOG_BOOTSTRAP": self.bootstrap,
             "STATELOG_ROOT": str(self.root),
@@ -71,7 +71,7 @@ class Shell:
         return found
 
     def start(self, *args: object, **options: Any) -> "subprocess.Popen[str]":
-        """Start a command as a process of its own, which hears Ctrl-C even if this run, in the background, does not."""
+        """Start a command as a process of its own, which gets Ctrl-C even if this run, in the background, does not."""
         code = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler); "
         code += "from statelog.cli import main; main()"
         return subprocess.Popen(
@@ -84,11 +84,11 @@ class Shell:
         )
 
     def open_log(self) -> Log:
-        """The log, through the library."""
+        """Return the log, through the library."""
         return Log.open(self.name, where_at(self.bootstrap, self.root))
 
     def state(self) -> dict[str, Any]:
-        """The recovered state, by way of JSON lines: key to all other fields."""
+        """Return the recovered state, by way of JSON lines: key to all other fields."""
         result = self.run("recover", self.name, "--to-json", "-")
         assert result.exit_code == 0, result.output
         rows = [json.loads(line) for line in result.stdout.splitlines()]
@@ -97,7 +97,7 @@ class Shell:
 
 @pytest.fixture
 def shell(broker: Broker, tmp_path: Path, log_name: str) -> Iterator[Shell]:
-    """A shell with a log of bytes by string keys; the log is deleted at the end, if the test did not."""
+    """Yield a shell with a log of bytes by string keys; the log is deleted at the end, if the test did not."""
     made = Shell(broker.bootstrap, tmp_path / "root", log_name)
     made.root.mkdir()
     assert made.run("init", log_name, "--partitions", 2, "--key-groups", 16, "--key-type", "string").exit_code == 0
@@ -106,13 +106,13 @@ def shell(broker: Broker, tmp_path: Path, log_name: str) -> Iterator[Shell]:
 
 
 def write_lines(path: Path, rows: list[dict[str, object]]) -> Path:
-    """A file of JSON lines."""
+    """Return a file of JSON lines."""
     path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
     return path
 
 
 def write_csv(path: Path, rows: list[dict[str, object]]) -> Path:
-    """A file of CSV, under a header of the first row's fields."""
+    """Return a file of CSV, under a header of the first row's fields."""
     with path.open("w", encoding="utf-8", newline="") as file:
         writer = csv.DictWriter(file, list(rows[0]))
         writer.writeheader()
@@ -121,12 +121,12 @@ def write_csv(path: Path, rows: list[dict[str, object]]) -> Path:
 
 
 def writer_row(shell: Shell, writer: str) -> Mapping[str, Any] | None:
-    """A writer's row of describe."""
+    """Return a writer's row of describe."""
     rows = shell.json("describe", shell.name)["writers"]
     return next((row for row in rows if row["writer"] == writer), None)
 
 
 def doctors_topics(bootstrap: str) -> list[str]:
-    """Those that a doctor made, and has not removed."""
+    """Return the topics that a doctor made and has not removed."""
     topics = admin.AdminClient({"bootstrap.servers": bootstrap}).list_topics(timeout=60).topics
     return [name for name in topics if name.startswith("statelog-doctor-")]

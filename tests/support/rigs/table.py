@@ -1,4 +1,4 @@
-"""Tables under test: on any rig of a log, with any backend, and what they hold."""
+"""Tables under test, on any rig of a log, with any backend, and their contents."""
 
 from collections.abc import Mapping
 from contextlib import suppress
@@ -20,9 +20,9 @@ __all__ = ["STATE", "TableRig", "content", "home", "kept_table", "stalling"]
 
 @dataclass(frozen=True, slots=True)
 class TableRig:
-    """Opens tables on the log of `rig`; with a `directory`, in RocksDB.
+    """A rig that opens tables on the log of `rig`; with a `directory`, in RocksDB.
 
-    With `scratch`, the log is rolled up before every other life: so it finds a snapshot, or one with a tail.
+    With `scratch`, the log is rolled up before every other incarnation: so it finds a snapshot, or one with a tail.
     """
 
     rig: LogRig
@@ -37,7 +37,7 @@ class TableRig:
         return self.directory is not None
 
     def open(self, **options: Any) -> Table[Any, Any]:
-        """A table as another process would open it; the log is made if there is none."""
+        """Return a table as another process would open it; the log is made if there is none."""
         names = {one.name for one in fields(LogOptions)}
         said: dict[str, Any] = {name: options.pop(name) for name in names & options.keys()}
         shape: dict[str, Any] = {"partitions": 4, "key_groups": 16, **said}
@@ -56,15 +56,16 @@ class TableRig:
             run_round(log, settings_for(scratch))
 
     def standby(self, name: str = "standby", **options: Any) -> Standby[Any, Any]:
-        """A standby in another process, with a directory of its own; unless told else it moves when it is told to."""
+        """Return a standby in another process, with a directory of its own; by default it moves only when asked to."""
         kept = self._kept(None if self.directory is None else self.directory.with_name(name), options)
         environment: Environment = options.pop("environment", None) or Environment()
         followed: dict[str, Any] = {"poll_s": None, **kept, **options}
         return environment.run(statelog.standby, self.rig.name, **followed)
 
     def _kept(self, directory: Path | None, options: dict[str, Any]) -> dict[str, Any]:
-        """Where the log is, by ports of `options` or by new ones, and the directory. `owned` partitions are the
-        table's, where `partitions` is how many the log has.
+        """Return the log's place, by the ports of `options` or by new ones, and the directory.
+
+        `owned` partitions are the table's; `partitions` is how many the log has.
         """
         if "owned" in options:
             options["partitions"] = options.pop("owned")
@@ -74,7 +75,7 @@ class TableRig:
 
 
 def stalling(crash: CrashPoint, key_groups: int) -> CrashPoint:
-    """The crash point of a life that loads no more than so many times a key group, as if it was too slow for more."""
+    """Return the crash point of a slow incarnation, which loads no more than so many times per key group."""
     left = key_groups
 
     def pass_on(point: str) -> None:
@@ -89,7 +90,7 @@ def stalling(crash: CrashPoint, key_groups: int) -> CrashPoint:
 
 
 def content(table: Mapping[Any, Any]) -> dict[Any, Any]:
-    """All of it, from one pass."""
+    """Return all rows, from one pass."""
     return dict(table.items())
 
 
@@ -97,7 +98,7 @@ STATE = {b"k%d" % i: b"%d" % i for i in range(50)}
 
 
 def kept_table(rig: LogRig, directory: Path) -> TableRig:
-    """A table with this directory, which holds STATE."""
+    """Return a table with this directory, which holds STATE."""
     tables = TableRig(rig, directory)
     with tables.open() as table:
         table.update(STATE)
@@ -106,6 +107,6 @@ def kept_table(rig: LogRig, directory: Path) -> TableRig:
 
 
 def home(tables: TableRig) -> Path:
-    """Where its database is."""
+    """Return the directory of its database."""
     assert tables.directory is not None
     return tables.directory / "log" / "table"

@@ -37,23 +37,23 @@ GOOD = b'{"key":"a","value":"1"}\n'
 
 
 def lines_of(rows: list[dict[str, object]], end: str = "\n") -> bytes:
-    """Rows as JSON lines."""
+    """Return rows as JSON lines."""
     return "".join(json.dumps(row) + end for row in rows).encode()
 
 
 def stream(data: bytes) -> io.BufferedReader:
-    """Bytes as a file gives them."""
+    """Return bytes as an open file gives them."""
     return io.BufferedReader(io.BytesIO(data))
 
 
 def reader(data: bytes, fields: Fields = BYTES, block_bytes: int = 64, **options: object) -> Lines:
-    """JSON lines over bytes, in blocks of very few."""
+    """Return JSON lines over bytes, in very small blocks."""
     fields = replace(fields, **options)  # type: ignore[arg-type]  # every test names options
     return Lines(stream(data), JsonRows(fields), name="test", block_bytes=block_bytes)
 
 
 def rows_of(source: Lines | ParquetRows) -> list[dict[str, object]]:
-    """All rows that are left, each one taken."""
+    """Take and return all remaining rows."""
     found: list[dict[str, object]] = []
     for batch in source.batches():
         found += batch.to_pylist()
@@ -62,7 +62,7 @@ def rows_of(source: Lines | ParquetRows) -> list[dict[str, object]]:
 
 
 def take_first(source: Lines, rows: int) -> None:
-    """Take so many rows, over as many batches as they need, as a run does that ends behind them."""
+    """Take so many rows, over as many batches as they need, as a run that ends after them does."""
     for batch in source.batches():
         taken = min(rows, batch.num_rows)
         if taken:

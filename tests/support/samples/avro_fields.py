@@ -1,4 +1,4 @@
-"""Fields, types and schemas of Avro, made of a few words."""
+"""Fields, types and schemas of Avro, made with few words."""
 
 import json
 from collections.abc import Mapping
@@ -17,25 +17,25 @@ ENUM: Any = {"type": "enum", "name": "Color", "symbols": ["RED", "GREEN"]}
 
 
 def cents(precision: int) -> dict[str, object]:
-    """A field of decimals."""
+    """Return a field of decimals."""
     return field(logical("bytes", "decimal", precision=precision))
 
 
 def avsc_of(*fields: Mapping[str, object]) -> str:
-    """The text of a record schema of these fields."""
+    """Return the text of a record schema of these fields."""
     return json.dumps({"type": "record", "name": "Order", "fields": fields})
 
 
 def field(kind: object, name: str = "f", **more: object) -> dict[str, object]:
-    """A field."""
+    """Return a field."""
     return {"name": name, "type": kind, **more}
 
 
 def schema_of(*fields: Mapping[str, object], schema_id: int = 1) -> ValueSchema:
-    """A value schema of these fields."""
+    """Return a value schema of these fields."""
     return parse_value_schema(avsc_of(*fields), schema_id)
 
 
 def logical(base: str, name: str, **more: object) -> dict[str, object]:
-    """A logical type."""
+    """Return a logical type."""
     return {"type": base, "logicalType": name, **more}

@@ -1,4 +1,4 @@
-"""Chunks and changes for tests, from plain rows, and mutations of what was stored."""
+"""Chunks and changes for tests, from plain rows, and mutations of stored bytes."""
 
 from collections.abc import Iterator, Sequence
 
@@ -20,7 +20,7 @@ NONCE = bytes(range(16))
 def rows_batch(
     rows: Sequence[Row], key_type: KeyType = KeyType.BYTES, value_type: pa.DataType = OPAQUE
 ) -> pa.RecordBatch:
-    """A batch of (key group, op, key, value) rows."""
+    """Return a batch of (key group, op, key, value) rows."""
     schema = change_schema(key_type, value_type)
     columns: list[list[object]] = [list(column) for column in zip(*rows, strict=True)] or [[], [], [], []]
     arrays = [pa.array(column, field.type) for column, field in zip(columns, schema, strict=True)]
@@ -31,7 +31,7 @@ WITNESS = Place(11, LastRecord(10, 0x1122334455667788))
 
 
 def chunk_of(batch: Changes, *, sqn: int = 3, index: int = 0, value_schema_id: int = 0) -> EncodedChunk:
-    """A chunk of epoch 7 that holds this batch."""
+    """Return a chunk of epoch 7 that holds this batch."""
     return encode_chunk(
         epoch=7,
         nonce=NONCE,
@@ -49,7 +49,7 @@ _FLIPS = (0x01, 0x80, 0xFF)
 
 
 def mutations(data: bytes, *, spare: bytes = b"") -> Iterator[bytes]:
-    """Every byte flipped in three ways, every cut, and one byte more. `spare`, a part of `data`, is not flipped."""
+    """Yield every byte flipped in three ways, every cut, and one byte more. `spare`, a part of `data`, stays."""
     start = data.find(spare) if spare else 0
     assert start >= 0, "the bytes to spare are not there"
     for i in range(len(data)):

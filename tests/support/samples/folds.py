@@ -1,4 +1,4 @@
-"""Changes as plain rows and pairs: written, and folded as tests compare with, one by one or by the rows of `key_order`.
+"""Changes as plain rows and pairs: writes, and reference folds, one by one or by the rows of `key_order`.
 
 A pair is a key and its value; None deletes the key.
 """
@@ -26,13 +26,13 @@ class _Takes(Protocol):
 
 
 def put_all(out: _Takes, changes: Pairs) -> None:
-    """Put and delete, in this order."""
+    """Put and delete in this order."""
     for key, value in changes:
         out.delete(key) if value is None else out.put(key, value)
 
 
 def apply_all(state: dict[Any, Any], changes: Pairs) -> None:
-    """The same to a dict, which keeps the keys in the order of their last puts."""
+    """Apply the same to a dict, which orders the keys by their last puts."""
     for key, value in changes:
         state.pop(key, None)
         if value is not None:
@@ -40,18 +40,18 @@ def apply_all(state: dict[Any, Any], changes: Pairs) -> None:
 
 
 def rows_of(changes: pa.Table | pa.RecordBatch) -> list[Row]:
-    """Its changes as (key group, op, key, value)."""
+    """Return the changes as (key group, op, key, value)."""
     columns = (changes.column(i).to_pylist() for i in range(4))
     return list(zip(*columns, strict=True))
 
 
 def last_per_key(changes: pa.Table) -> pa.Table:
-    """The last change of every (key group, key), in row order."""
+    """Return the last change of every (key group, key), in row order."""
     return changes.filter(pa.array(is_last_row(*_keys_of(changes))))
 
 
 def sort_by_key(changes: pa.Table) -> pa.Table:
-    """All changes by (key group, key) in the keys' native order; those of one key keep their order."""
+    """Return all changes by (key group, key) in the keys' native order; changes of one key stay in order."""
     return changes.take(pa.array(sorted_rows(*_keys_of(changes))))
 
 

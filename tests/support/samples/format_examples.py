@@ -28,7 +28,7 @@ _NONCE = bytes(range(16))
 
 
 class Example(NamedTuple):
-    """A value, its bytes, and how they are read."""
+    """A value, its bytes, and the function that reads them."""
 
     document: str
     value: object

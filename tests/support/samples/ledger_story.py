@@ -1,4 +1,4 @@
-"""A ledger told record by record, for tests that name one behaviour: opens, persists and commits with few words."""
+"""A ledger built record by record, for tests that name one behaviour: opens, persists and commits with few words."""
 
 from dataclasses import replace
 
@@ -13,12 +13,12 @@ IDENTITY = LogIdentity(cluster_id="cluster", data_topic_id="data", ledger_topic_
 
 
 def nonce(life: int) -> bytes:
-    """The nonce of a writer's n-th life."""
+    """Return the nonce of a writer's n-th incarnation."""
     return life.to_bytes(16, "big")
 
 
 class Story:
-    """A fold, the Opens so far, and the end of each data partition. Every Open is a life of its own."""
+    """A fold, the Opens so far, and the end of each data partition. Every Open is a new incarnation."""
 
     def __init__(self) -> None:
         self.fold = LedgerFold(IDENTITY)
@@ -34,7 +34,7 @@ class Story:
         return self.fold.apply(len(self.records) - 1, record)
 
     def new_open(self, writer: str, *partitions: int) -> Open:
-        """An Open that has seen everything so far, not yet in the ledger."""
+        """Return an Open that has read everything so far, not yet in the ledger."""
         self._lives += 1
         return Open(
             writer=writer,
@@ -46,7 +46,7 @@ class Story:
         )
 
     def open(self, writer: str, *partitions: int) -> int:
-        """Open validly. Returns the epoch."""
+        """Open validly. Return the epoch."""
         record = self.new_open(writer, *partitions)
         epoch = len(self.records)
         assert self.add(record) is None
@@ -69,7 +69,7 @@ class Story:
         return Handle(identity=IDENTITY, writer=mine.writer, epoch=epoch, nonce=mine.nonce, base=base, steps=(step,))
 
     def new_commit(self, epoch: int, *handles: Handle, final: bool = False) -> Commit:
-        """The commit of handles by the owner of `epoch`, not yet in the ledger."""
+        """Return the commit of handles by the owner of `epoch`, not yet in the ledger."""
         return Commit.of(
             epoch=epoch,
             nonce=self._opens[epoch].nonce,
@@ -82,10 +82,10 @@ class Story:
         )
 
     def commit(self, epoch: int, *handles: Handle, final: bool = False) -> VoidReason | None:
-        """Commit handles. Returns why the commit is void, or None."""
+        """Commit handles. Return why the commit is void, or None."""
         verdict = self.add(self.new_commit(epoch, *handles, final=final))
         return verdict.reason if verdict else None
 
     def last(self, writer: str) -> Checkpoint:
-        """The writer's last checkpoint."""
+        """Return the writer's last checkpoint."""
         return self.fold.last_checkpoint(writer)

@@ -16,7 +16,7 @@ IDENTITY = LogIdentity(cluster_id="cluster", data_topic_id="data", ledger_topic_
 
 
 def run_ref(name: str, start: int, end: int, size_bytes: int = 1000) -> RunRef:
-    """A run over these ledger positions."""
+    """Return a run over these ledger positions."""
     spans = (RowGroupSpan(0, 3, 7, 4, 500, (1 << 64) - 1), RowGroupSpan(3, 9, 5, 504, 400, 2))
     return RunRef(
         path=f"runs/{name}.parquet",
@@ -32,7 +32,7 @@ def run_ref(name: str, start: int, end: int, size_bytes: int = 1000) -> RunRef:
 
 
 def state_at(position: int, **offsets: int) -> LedgerState:
-    """A folded ledger at `position`, with committed positions given as p0=..., p1=..."""
+    """Return a folded ledger at `position`, with committed positions given as p0=..., p1=..."""
     partitions = tuple(PartitionState(int(name[1:]), 0, offset) for name, offset in sorted(offsets.items()))
     return LedgerState(
         position=position,
@@ -45,7 +45,7 @@ def state_at(position: int, **offsets: int) -> LedgerState:
 
 
 def first_manifest() -> Manifest:
-    """Number 1, at position 5, with one run."""
+    """Return number 1, at position 5, with one run."""
     return next_manifest(
         None,
         nonce=b"m" * 16,
@@ -58,7 +58,7 @@ def first_manifest() -> Manifest:
 
 
 def second_manifest() -> Manifest:
-    """Number 2, at position 8, with the first one's run and a new one."""
+    """Return number 2, at position 8, with the first one's run and a new one."""
     first = first_manifest()
     return next_manifest(
         first,

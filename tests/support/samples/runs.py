@@ -1,4 +1,4 @@
-"""Tables of changes and runs of them, for tests of everything that reads or writes runs."""
+"""Tables of changes and runs of them, for all tests that read or write runs."""
 
 import uuid
 from collections.abc import Collection, Iterable, Sequence
@@ -19,20 +19,20 @@ LABEL = RunMetadata(log="orders", first_position=10, end_position=20, value_sche
 
 
 def label_of(footer: pq.FileMetaData) -> dict[str, str]:
-    """What the footer of a run says about it, of ours."""
+    """Return our entries in the footer of a run."""
     found = (footer.metadata or {}).items()
     return {key.decode(): value.decode() for key, value in found if key.startswith(b"statelog.")}
 
 
 def run_schema(key_type: pa.DataType, value_type: pa.DataType) -> pa.Schema:
-    """The columns of a run whose keys and values have these Arrow types, which may be none of a log's."""
+    """Return the columns of a run whose keys and values have these Arrow types, which may be types that no log has."""
     return pa.schema([("key_group", pa.uint16()), ("op", pa.uint8()), ("key", key_type), ("value", value_type)])
 
 
 def change_table(
     changes: Iterable[Row], key_type: pa.DataType | None = None, value_type: pa.DataType | None = None
 ) -> pa.Table:
-    """Changes (key group, op, key, value), in the order of a run."""
+    """Return changes (key group, op, key, value), in the order of a run."""
     rows = sorted(changes, key=lambda change: (change[0], _order(change[2])))
     schema = run_schema(key_type or pa.binary(), value_type or pa.binary())
     columns = [[row[i] for row in rows] for i in range(4)]
@@ -40,7 +40,7 @@ def change_table(
 
 
 def _order(key: object) -> bytes:
-    """Bytes that order as keys do in a run."""
+    """Return bytes that order as keys do in a run."""
     if isinstance(key, int):
         return (key + (1 << 63)).to_bytes(8, "big")
     return key.encode() if isinstance(key, str) else bytes(key)  # type: ignore[call-overload]  # the only other kind
@@ -62,13 +62,13 @@ def write_run(
 
 
 def tables_of(reader: RunReader, wanted: Collection[int] | None = None) -> list[pa.Table]:
-    """The changes of the wanted key groups (None: all), a table for each row group that may have some."""
+    """Return the changes of the wanted key groups (None: all), one table for each row group that may have some."""
     index = reader.run.index
     numbers = range(len(index.row_groups)) if wanted is None else row_groups_for(index, wanted)
     return list(reader.row_groups(numbers, wanted))
 
 
 def table_of(reader: RunReader, wanted: Collection[int] | None = None) -> pa.Table:
-    """The changes of the wanted key groups (None: all) as one table."""
+    """Return the changes of the wanted key groups (None: all) as one table."""
     schema = reader.footer.schema.to_arrow_schema().remove_metadata()
     return pa.concat_tables([schema.empty_table(), *tables_of(reader, wanted)])

@@ -1,8 +1,8 @@
-"""The Kafka brokers of the tests: which one a run gets, and one that a fault test may kill.
+"""The Kafka brokers of the tests: the one that a run gets, and one that a fault test may kill.
 
 A shared broker is, in this order: the one that `STATELOG_TEST_BROKER=host:port` names, a container of
-`apache/kafka:4.3.1` where Docker answers, the embedded broker (Kafka's own jars on this machine's Java). What was
-chosen, and why, is in `choices`, for the run's summary. Never falls back in silence, never touches a topic.
+`apache/kafka:4.3.1` where Docker answers, the embedded broker (Kafka's own jars on this machine's Java). `choices`
+names each choice and its reason, for the run's summary. The choice is never silent, and never touches a topic.
 """
 
 import os
@@ -38,13 +38,13 @@ __all__ = [
 
 BROKER_VARIABLE = "STATELOG_TEST_BROKER"
 SHARED_BROKER = "statelog_shared_broker"
-"""Under this name the first process of a run tells the others its shared broker: bootstrap and kind."""
+"""The name under which the first process of a run passes its shared broker to the others: bootstrap and kind."""
 KAFKA_IMAGE = "apache/kafka:4.3.1"
 _HEAP_MB = 512
 _START_TIMEOUT_S = 240.0
 
 choices: list[str] = []
-"""One line for every broker that this run chose, in order, and what was played on a cluster."""
+"""One line for every broker that this run chose, in order, and for every story played on a cluster."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,7 +60,7 @@ class OwnBroker(Protocol):
 
     @property
     def bootstrap(self) -> str:
-        """host:port, the same for the broker's whole life."""
+        """host:port, the same for the broker's whole lifetime."""
         ...
 
     @property
@@ -74,15 +74,15 @@ class OwnBroker(Protocol):
         ...
 
     def kill(self) -> None:
-        """SIGKILL; returns when it is dead."""
+        """Send SIGKILL; return when the broker is dead."""
         ...
 
     def restart(self) -> None:
-        """Start it again on the same data and address, killing it first if it lives; returns when it takes records."""
+        """Start it again on the same data and address, killing it first if needed; return when it takes records."""
         ...
 
     def pause(self) -> None:
-        """Stop it answering, with its connections open."""
+        """Stop its answers, with its connections open."""
         ...
 
     def resume(self) -> None:
@@ -93,7 +93,7 @@ class OwnBroker(Protocol):
 class KafkaContainer(DockerContainer):
     """`apache/kafka:4.3.1` as one KRaft node, on one fixed port of this machine so that it survives a restart.
 
-    Where the engine runs on this machine, so does the node, in its network: Docker copies nothing between the two.
+    Where the engine runs on this machine, the node shares its network: Docker copies nothing between the two.
     """
 
     kind = "testcontainers"
@@ -122,7 +122,7 @@ class KafkaContainer(DockerContainer):
 
     @property
     def bootstrap(self) -> str:
-        """host:port, the same for the container's whole life."""
+        """host:port, the same for the container's whole lifetime."""
         return f"{self._advertised_host}:{self._port}"
 
     @property
@@ -133,13 +133,13 @@ class KafkaContainer(DockerContainer):
         return container.status in {"running", "paused"}
 
     def start(self) -> "KafkaContainer":
-        """Start the container; returns when it takes records."""
+        """Start the container; return when it takes records."""
         super().start()
         self._wait()
         return self
 
     def kill(self) -> None:
-        """SIGKILL; returns when it is dead."""
+        """Send SIGKILL; return when it is dead."""
         if self.alive:
             container = self.get_wrapped_container()
             if container.status == "paused":
@@ -148,7 +148,7 @@ class KafkaContainer(DockerContainer):
             container.wait()
 
     def restart(self) -> None:
-        """Start it again on the same data and port; returns when it takes records."""
+        """Start it again on the same data and port; return when it takes records."""
         self.kill()
         self.get_wrapped_container().start()
         self._wait()
@@ -166,7 +166,7 @@ class KafkaContainer(DockerContainer):
 
 
 def open_shared_broker(stack: ExitStack, directory: Path) -> Broker:
-    """The broker of this run; `stack` ends it. `directory` is where an embedded one keeps its data."""
+    """Return the broker of this run; `stack` ends it. `directory` holds an embedded one's data."""
     named = os.environ.get(BROKER_VARIABLE, "")
     if named:
         wait_until_ready(named, 60.0)
@@ -177,18 +177,18 @@ def open_shared_broker(stack: ExitStack, directory: Path) -> Broker:
 
 
 def told_broker(config: pytest.Config) -> Broker | None:
-    """The shared broker that the first process of this run has started, if there are several."""
+    """Return the shared broker that the first process of this run has started, if there are several."""
     told: tuple[str, str] | None = getattr(config, "workerinput", {}).get(SHARED_BROKER)
     return Broker(bootstrap=told[0], kind=told[1]) if told else None
 
 
 def open_own_broker(stack: ExitStack, directory: Path) -> OwnBroker:
-    """A broker to be killed; `stack` ends it. Never the one that the environment names."""
+    """Return a broker to be killed; `stack` ends it. Never the one that the environment names."""
     return _open(stack, directory, "broker of the fault tests")
 
 
 def docker_reason() -> str:
-    """Why Docker cannot be used here, or an empty string if it answers."""
+    """Return why Docker cannot be used here, or an empty string if it answers."""
     try:
         client = docker.from_env(timeout=5)
         try:
@@ -218,7 +218,7 @@ def _open(stack: ExitStack, directory: Path, purpose: str) -> OwnBroker:
 
 
 def _is_beside(engine: Mapping[str, Any]) -> bool:
-    """Whether the engine is on this very machine, neither in one of its own nor in a network of its user's."""
+    """Return whether the engine is on this machine itself, in no machine or network of its own."""
     here = os.uname()
     rootless = any("rootless" in option for option in engine["SecurityOptions"] or ())
     return not rootless and (engine["Name"], engine["KernelVersion"]) == (here.nodename, here.release)
@@ -230,6 +230,6 @@ def _first_line(error: Exception) -> str:
 
 
 def container_environment(properties: Mapping[str, str], heap_mb: int) -> dict[str, str]:
-    """The settings as the environment variables that the `apache/kafka` image reads; the heap in MiB."""
+    """Return the settings as the environment variables that the `apache/kafka` image reads; the heap in MiB."""
     named = {f"KAFKA_{name.replace('.', '_').upper()}": value for name, value in properties.items()}
     return {**named, "KAFKA_HEAP_OPTS": f"-Xmx{heap_mb}m"}

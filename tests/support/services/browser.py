@@ -1,7 +1,7 @@
-"""A headless Chromium that opens a page of a folder, and tells what a script in that page found.
+"""A headless Chromium that opens a page of a folder, and reports what a script in that page found.
 
-The page is served on loopback, from the folder and from memory. Its script posts what it found to `/found`, as JSON;
-that ends the browser. So nothing waits for a guess of how long a page takes.
+The page is served on loopback, from the folder and from memory. Its script posts its findings to `/found`, as JSON;
+that ends the browser. So nothing has to guess how long a page takes.
 """
 
 import json
@@ -23,7 +23,7 @@ WHERE_TO_HAVE_IT = "Chromium cannot be had here: apt-get install chromium, or na
 
 
 def chromium() -> str | None:
-    """The browser, if this machine has one."""
+    """Return the browser, if this machine has one."""
     named = os.environ.get("STATELOG_TEST_CHROMIUM")
     names = [named] if named else ["chromium", "chromium-browser", "google-chrome"]
     return next((path for name in names if (path := shutil.which(name))), None)
@@ -35,7 +35,7 @@ class _Handler(Answering, SimpleHTTPRequestHandler):
         super().__init__(*args, **kwargs)
 
     def serve(self) -> None:
-        """The page, what it found, or a file."""
+        """Serve the page, its findings, or a file."""
         if self.command == "POST":
             self._found.put(json.loads(self.body()))
             self.answer(204)
@@ -46,13 +46,13 @@ class _Handler(Answering, SimpleHTTPRequestHandler):
 
 
 def look(browser: str, folder: Path, page: str, *, width: int, timeout_s: float = 240) -> Any:
-    """What the script of `page` posted, seen in a window of that width on the origin that serves `folder`."""
+    """Return what the script of `page` posted, in a window of that width on the origin that serves `folder`."""
     found: Queue[Any] = Queue()
     handler = partial(_Handler, directory=str(folder), page=page, found=found)
     with serving(handler) as url, TemporaryDirectory(ignore_cleanup_errors=True) as profile:
         options = ["--headless", "--disable-gpu", "--disable-dev-shm-usage", f"--user-data-dir={profile}"]
         if hasattr(os, "geteuid") and os.geteuid() == 0:
-            options.append("--no-sandbox")  # Chromium has none for root, and refuses without this.
+            options.append("--no-sandbox")  # As root Chromium has no sandbox, and refuses to run without this.
         with subprocess.Popen(
             [browser, *options, f"--window-size={width},900", "--remote-debugging-port=0", f"{url}/look"],
             stdout=subprocess.DEVNULL,

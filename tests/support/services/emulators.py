@@ -1,8 +1,8 @@
-"""What others rent, for the tests, as programs on loopback only: Azure's and Google's object stores (Azurite and
-fake-gcs-server), and a Kafka broker that is not Apache's (kfake, by the program beside this file).
+"""Rented services for the tests, as programs on loopback only: Azure's and Google's object stores (Azurite and
+fake-gcs-server), and a Kafka broker that is not Apache's (kfake, by the program in this folder).
 
-All are fetched pinned by the client of their registry, npm and go, into the directory of the development broker's
-jars. A machine without that client has none: `Unobtainable` says so, and whoever asked skips with its words.
+All are fetched pinned by the client of their registry, npm and go, into the directory of the development broker's jars.
+On a machine without that client `Unobtainable` says so, and the test skips with its words.
 """
 
 import hashlib
@@ -44,7 +44,7 @@ _INSTALL_TIMEOUT_S = 600.0
 
 
 class Unobtainable(Exception):
-    """What a store is made of cannot be had on this machine."""
+    """A part of a store cannot be had on this machine."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,7 +56,7 @@ class EmulatedStore:
     port: int
 
     def root(self) -> str:
-        """A root URL that no other test uses."""
+        """Return a root URL that no other test uses."""
         return f"{self.bucket_url}/{uuid.uuid4().hex}"
 
 
@@ -78,10 +78,10 @@ def open_azure(stack: ExitStack, directory: Path) -> EmulatedStore:
         f"DefaultEndpointsProtocol=http;AccountName={AZURE_ACCOUNT};AccountKey={AZURE_KEY};"
         f"BlobEndpoint=http://127.0.0.1:{port}/{AZURE_ACCOUNT};"
     )
-    from azure.storage.blob import ContainerClient  # Not everybody who runs a test has the extra.
+    from azure.storage.blob import ContainerClient  # The extra may not be installed.
 
     with ContainerClient.from_connection_string(connection, _CONTAINER) as container:
-        cast("Any", container).create_container()  # Its stub is not whole.
+        cast("Any", container).create_container()  # Its stub is incomplete.
     return EmulatedStore(bucket_url=f"abfs://{_CONTAINER}", options={"connection_string": connection}, port=port)
 
 
@@ -104,7 +104,7 @@ def open_gcs(stack: ExitStack, directory: Path) -> EmulatedStore:
 
 
 def open_kfake(stack: ExitStack, directory: Path) -> str:
-    """Start a broker that keeps all in memory; `stack` ends it. Returns its host and port. Raises Unobtainable."""
+    """Start a broker that keeps all in memory; `stack` ends it. Return its host and port. Raises Unobtainable."""
     go, port, source = _program("go"), free_port(), Path(__file__).parent / "kfake"
     digest = hashlib.sha256(b"".join(path.read_bytes() for path in sorted(source.iterdir()))).hexdigest()[:12]
     home = _installed("kfake", f"kfake@{digest}", lambda into: [go, "-C", str(source), "build", "-o", f"{into}/kfake"])
@@ -123,7 +123,7 @@ def _program(name: str) -> str:
 
 
 def _installed(name: str, pinned: str, command: Callable[[str], list[str]]) -> Path:
-    """The directory that holds a pinned program, made on first use; it appears by one rename."""
+    """Return the directory that holds a pinned program, made on first use; it appears by one rename."""
     home = cache_directory() / f"{name}-{pinned.rpartition('@')[2]}"
     home.parent.mkdir(parents=True, exist_ok=True)
     with locked(home.parent / f"{name}.lock"):
@@ -139,8 +139,9 @@ def _installed(name: str, pinned: str, command: Callable[[str], list[str]]) -> P
 
 
 def kept_jars(name: str, pins: Mapping[str, str]) -> Path:
-    """The directory of these jars, beside the development broker's; fetched on first use. Raises Unavailable if they
-    cannot be had, Corrupt, ConfigError.
+    """Return the directory of these jars, next to the development broker's; fetched on first use.
+
+    Raises Unavailable if they cannot be had, Corrupt, ConfigError.
     """
     jars = cache_directory() / name
     jars.parent.mkdir(parents=True, exist_ok=True)
@@ -161,7 +162,7 @@ def _run(command: Sequence[str], pinned: str) -> None:
 
 
 def _start(stack: ExitStack, command: Sequence[str], log: Path, port: int, more: Mapping[str, str]) -> None:
-    """Run a server until `stack` ends it; returns when it answers HTTP, with whatever status."""
+    """Run a server until `stack` ends it; return when it answers HTTP, with whatever status."""
     output = stack.enter_context(log.open("wb"))
     process = stack.enter_context(
         subprocess.Popen(command, stdout=output, stderr=output, stdin=subprocess.DEVNULL, env={**os.environ, **more})

@@ -1,7 +1,7 @@
-"""A broker behind a TCP proxy, for tests of what the real client makes of a bad network.
+"""A broker behind a TCP proxy, for tests of the real client on a bad network.
 
-`FaultyBroker` is the embedded broker with a second listener, which advertises the proxy's address: whoever bootstraps
-there has every byte of every connection go through the proxy. `direct` is the way past it, for the test itself.
+`FaultyBroker` is the embedded broker with a second listener, which advertises the proxy's address. Every connection of
+a client that bootstraps there goes through the proxy. `direct` is the way past it, for the test itself.
 """
 
 from collections.abc import Generator, Mapping
@@ -35,13 +35,13 @@ class FaultyBroker:
         return self.broker.bootstrap
 
     def recover(self) -> None:
-        """Running, and nothing in its way."""
+        """Resume the broker, and remove all faults."""
         self.broker.resume()
         self.proxy.reset()
 
 
 def with_listeners(own: Mapping[str, str], more: Mapping[str, str]) -> dict[str, str]:
-    """`more` settings over a node's own; those that list listeners are added to the node's, not put in their place."""
+    """Return a node's own settings with `more`; listeners of `more` are added to the node's, not put in their place."""
     joined = {name: f"{own[name]},{more[name]}" for name in _LISTS if name in more}
     return {**own, **more, **joined}
 

@@ -1,6 +1,6 @@
 """A real HDFS for the tests: one name node and one data node, on this machine's Java and on loopback only.
 
-The servers are Hadoop's own, from the jar that its mini cluster is published in; what it leaves out lies beside
+The servers are Hadoop's own, from the jar that its mini cluster is published in; classes that it lacks come with
 pyspark. Nothing is replaced or simulated: clients speak WebHDFS to the name node's web port.
 """
 
@@ -36,12 +36,12 @@ class Hdfs:
     user: str
 
     def root(self, path: str, *, user: str | None = None) -> str:
-        """A root URL, as `user` or as the superuser."""
+        """Return a root URL, as `user` or as the superuser."""
         return f"webhdfs://{user or self.user}@127.0.0.1:{self.port}/{path}"
 
 
 def open_hdfs(stack: ExitStack, directory: Path) -> Hdfs:
-    """Start one in an empty directory; `stack` ends it. Returns when the data node is there to write to."""
+    """Start one in an empty directory; `stack` ends it. Return when the data node takes writes."""
     java, port = find_java(), free_port()
     settings = {
         "dfs.namenode.name.dir": str(directory / "name"),
@@ -80,7 +80,7 @@ def _class_path(directory: Path) -> str:
 
 
 def _mini_cluster(version: str) -> Path:
-    """Where the jar lies, fetched on first use into the directory of the development broker's jars."""
+    """Return the jar's path, fetched on first use into the directory of the development broker's jars."""
     return kept_jars(f"hdfs-{version}", {f"org.apache.hadoop:hadoop-client-minicluster:{version}": _PINS[version]})
 
 

@@ -1,4 +1,4 @@
-"""A small HTTP server on loopback, inside the test's process, for services that tests play; and a question to one."""
+"""A small HTTP server on loopback, inside the test's process, for services that tests play; and a client of one."""
 
 import sys
 import threading
@@ -16,10 +16,10 @@ _POLL_S = 0.05
 
 
 class Answering(ABC, BaseHTTPRequestHandler):
-    """Answers with whole bodies, and keeps quiet. What it answers to is said by `serve`, whatever the method."""
+    """A quiet handler that answers with whole bodies. `serve` says what it answers, whatever the method."""
 
     def do_GET(self) -> None:
-        """As any other method."""
+        """Answer as to any other method."""
         self.serve()
 
     do_HEAD = do_POST = do_PUT = do_DELETE = do_GET  # noqa: N815 - the names are http.server's
@@ -29,7 +29,7 @@ class Answering(ABC, BaseHTTPRequestHandler):
         """Answer the request."""
 
     def answer(self, status: int, body: bytes = b"", headers: Mapping[str, str] | None = None) -> None:
-        """Status, headers and body; a HEAD gets no body."""
+        """Send status, headers and body; a HEAD gets no body."""
         self.send_response(status)
         for name, value in (headers or {}).items():
             self.send_header(name, value)
@@ -39,7 +39,7 @@ class Answering(ABC, BaseHTTPRequestHandler):
             self.wfile.write(body)
 
     def body(self) -> bytes:
-        """What came with the request."""
+        """Return the body of the request."""
         return self.rfile.read(int(self.headers.get("Content-Length", 0)))
 
     def log_message(self, format: str, *args: Any) -> None:  # noqa: A002 - the name is http.server's
@@ -47,7 +47,7 @@ class Answering(ABC, BaseHTTPRequestHandler):
 
 
 def asked(port: int, page: str) -> tuple[int, str]:
-    """The status and the text that a server of this machine answers with; 0, and why, if none does."""
+    """Return the status and the text that a server of this machine answers with; 0 and the reason if none does."""
     try:
         with urllib.request.urlopen(f"http://127.0.0.1:{port}{page}", timeout=30) as answer:
             return answer.status, answer.read().decode()
@@ -62,14 +62,14 @@ class _Server(ThreadingHTTPServer):
     daemon_threads = True
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """A client that went away is no news."""
+        """Ignore a client that disconnected."""
         if not isinstance(sys.exception(), ConnectionError):
             super().handle_error(request, client_address)
 
 
 @contextmanager
 def serving(handler: Callable[[Any, Any, Any], BaseHTTPRequestHandler]) -> Generator[str]:
-    """The address of a server on a free port, for as long as the block runs."""
+    """Yield the address of a server on a free port, for as long as the block runs."""
     with _Server(("127.0.0.1", 0), handler) as server:
         thread = threading.Thread(target=server.serve_forever, args=(_POLL_S,))
         thread.start()

@@ -1,7 +1,7 @@
 """An S3 service for the tests: a container of `versity/versitygw:v1.8.0`, on one port of this machine.
 
-Two ways to run it: as an S3 store should be, and without the metadata that its conditional writes are decided on,
-which makes it a real store that answers 200 to the second create of the same object.
+It runs in two ways: as an S3 store should be, and without the metadata that its conditional writes are decided on. The
+latter is a real store that answers 200 to the second create of the same object.
 """
 
 from contextlib import ExitStack
@@ -42,8 +42,8 @@ def open_s3(stack: ExitStack, *, honours_conditions: bool = True) -> S3Service:
 
 
 def _container(honours_conditions: bool) -> DockerContainer:
-    # A directory of the top level is a bucket. Metadata lives in file attributes: side files, the gateway's other
-    # choice, change apart from the data, so a reader of a file being replaced could see a wrong checksum.
+    # A directory of the top level is a bucket. Metadata lives in file attributes. The gateway's other choice is side
+    # files, which change apart from the data: a reader of a file being replaced could see a wrong checksum.
     gateway = f"versitygw --health /health posix {'' if honours_conditions else '--nometa'} /gateway"
     script = f"mkdir -p /gateway/{_BUCKET} && exec {gateway}"
     container = (
@@ -60,8 +60,9 @@ def _container(honours_conditions: bool) -> DockerContainer:
 
 @cache
 def read_models_once() -> None:
-    """From now on the sessions of this process share what botocore reads of its own files, as the clients of a session
-    do: 0.2 s of CPU, mostly for JSON, where s3fs has a session for each store that a test opens.
+    """Share what botocore reads of its own files between the sessions of this process, as the clients of a session do.
+
+    It costs 0.2 s of CPU, mostly for JSON, and s3fs has a session for each store that a test opens.
     """
     loader: Any = import_module("botocore.loaders").Loader
     begin, known = loader.__init__, dict[object, object]()

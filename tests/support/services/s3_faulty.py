@@ -1,7 +1,7 @@
 """A small S3 service inside the test's process, which fails requests as it is told: before or after their effect.
 
-It speaks what s3fs asks of a bucket (whole objects, ranges, conditional puts, listings by delimiter), so the client
-under test is the real one with all its own repeats. What an S3 store really does is asked of a real one elsewhere.
+It answers the requests that s3fs makes of a bucket (whole objects, ranges, conditional puts, listings by delimiter). So
+the client under test is the real one with all its own repeats. Other tests check the behaviour of a real S3 store.
 """
 
 import threading
@@ -32,7 +32,9 @@ _CODES = {
 
 
 class Told(NamedTuple):
-    """The next request of a method, for a key that contains `part`, ends with `status`; `after` it took effect."""
+    """A fault: the next request of a method, for a key with `part` in it, ends with `status`; `after` it took
+    effect.
+    """
 
     method: str
     status: int
@@ -42,7 +44,7 @@ class Told(NamedTuple):
 
 @dataclass(slots=True)
 class FaultyS3:
-    """A running service. `faults` are played in order, each once; `requests` are the methods that were asked."""
+    """A running service. `faults` are played in order, each once; `requests` are the methods that were called."""
 
     endpoint: str
     objects: dict[str, tuple[bytes, float]] = field(default_factory=dict[str, tuple[bytes, float]])
@@ -56,7 +58,7 @@ class FaultyS3:
         return {"endpoint_url": self.endpoint, "key": "key", "secret": "secret", "client_kwargs": {"region_name": "x"}}
 
     def take(self, method: str, key: str) -> Told | None:
-        """The fault that this request meets."""
+        """Return the fault that this request meets."""
         with self.lock:
             self.requests.append(method)
             for fault in self.faults:
@@ -68,10 +70,10 @@ class FaultyS3:
 
 @contextmanager
 def faulty_s3() -> Generator[FaultyS3]:
-    """A service on a free port of this machine, with any bucket that is asked for."""
+    """Yield a service on a free port of this machine, with any bucket that is asked for."""
 
     class Handler(_Handler):
-        """Of this service."""
+        """The handler of this service."""
 
     read_models_once()
     with serving(Handler) as endpoint:
@@ -84,7 +86,7 @@ class _Handler(Answering):
     service: FaultyS3
 
     def serve(self) -> None:
-        """Do what is asked, unless a fault is told."""
+        """Do the request, unless a fault is due."""
         place = urlsplit(self.path)
         key = unquote(place.path).lstrip("/")
         body = self._object()
@@ -114,7 +116,7 @@ class _Handler(Answering):
         return whole
 
     def _done(self, method: str, key: str, query: str, body: bytes) -> tuple[int, bytes, dict[str, str]]:
-        """Do what is asked: status, body, headers."""
+        """Do the request; return status, body, headers."""
         service = self.service
         with service.lock:
             if method == "LIST":

@@ -1,8 +1,8 @@
 """A broker that speaks TLS, asks for passwords and grants nothing by itself: the one of the security tests.
 
-Owns a certificate authority of its own, the broker's users, and two listeners of one node: SASL_SSL with SCRAM, or with
-tokens of its issuer, for the principals that are tested, and a plain one on loopback for the administrator, who grants
-and revokes. It runs as the fixture `secure_node`, without a user. Invariant: a principal has exactly the rights that
+It owns a certificate authority of its own, the broker's users, and two listeners of one node. The tested principals use
+SASL_SSL with SCRAM, or with tokens of its issuer. The administrator, who grants and revokes, uses a plain one on
+loopback. It runs as the fixture `secure_node`, without a user. Invariant: a principal has exactly the rights that
 `grant` last gave it.
 """
 
@@ -68,43 +68,43 @@ class Right(NamedTuple):
 
 
 def topic(name: str, *operations: str) -> list[Right]:
-    """Rights on a topic, by Kafka's names of operations."""
+    """Return rights on a topic, by Kafka's names of operations."""
     return [Right(ResourceType.TOPIC, name, AclOperation[operation]) for operation in operations]
 
 
 def group(name: str, *operations: str) -> list[Right]:
-    """Rights on a consumer group."""
+    """Return rights on a consumer group."""
     return [Right(ResourceType.GROUP, name, AclOperation[operation]) for operation in operations]
 
 
 def cluster(*operations: str) -> list[Right]:
-    """Rights on the cluster itself."""
+    """Return rights on the cluster itself."""
     return [Right(ResourceType.BROKER, "kafka-cluster", AclOperation[operation]) for operation in operations]
 
 
 def reading(log: str) -> list[Right]:
-    """What docs/security.md lists for who reads a log: a recovery, a follower, Spark."""
+    """Return the rights that docs/security.md lists for a reader of a log: a recovery, a follower, Spark."""
     return [*topic(log, "READ", "DESCRIBE_CONFIGS"), *topic(f"{log}.ledger", "READ", "DESCRIBE_CONFIGS")]
 
 
 def writing(log: str) -> list[Right]:
-    """What it lists for a writer, a coordinator, and Spark writing."""
+    """Return the rights that it lists for a writer, a coordinator, and Spark writing."""
     return [*reading(log), *topic(log, "WRITE"), *topic(f"{log}.ledger", "WRITE")]
 
 
 def rolling_up(log: str) -> list[Right]:
-    """What it lists for a materializer, but for its group."""
+    """Return the rights that it lists for a materializer, but for its group."""
     return [*reading(log), *topic(log, "DELETE"), *topic(f"{log}.ledger", "DELETE")]
 
 
 def publishing(log: str) -> list[Right]:
-    """What a materializer's group needs."""
+    """Return the rights that a materializer's group needs."""
     return group(f"statelog.{log}.materializer", "READ")
 
 
 @dataclass(frozen=True, slots=True)
 class SecureBroker:
-    """A running one and its users. `plain` is the administrator's host:port, `secure` that of everybody else."""
+    """A running broker and its users. `plain` is the administrator's host:port, `secure` the one for everybody else."""
 
     plain: str
     secure: str
@@ -114,7 +114,7 @@ class SecureBroker:
     issuer: Issuer
 
     def client(self, user: str, **settings: str) -> dict[str, str]:
-        """The connection settings of a user, as statelog takes them; `settings` with `_` for `.` replace them."""
+        """Return the connection settings of a user, as statelog takes them; `settings`, `_` for `.`, replace them."""
         given = {name.replace("_", "."): value for name, value in settings.items()}
         return {
             "bootstrap.servers": self.secure,
@@ -127,13 +127,13 @@ class SecureBroker:
         }
 
     def token_client(self, **settings: str) -> dict[str, str]:
-        """The connection settings of whoever has a token; `settings` with `_` for `.` are added."""
+        """Return the connection settings of any client with a token; `settings` with `_` for `.` are added."""
         given = {name.replace("_", "."): value for name, value in settings.items()}
         secure = {"bootstrap.servers": self.secure, "security.protocol": "SASL_SSL", "sasl.mechanism": "OAUTHBEARER"}
         return {**secure, "ssl.ca.location": str(self.ca_path), **given}
 
     def serve(self, passwords: Mapping[str, str]) -> "SecureBroker":
-        """The same broker with these users, and nobody has a right on anything."""
+        """Replace the users by these, and revoke all rights of everybody; return the same broker."""
         admin, scram = AdminClient({"bootstrap.servers": self.plain}), ScramCredentialInfo(_MECHANISM, 4096)
         made = [UserScramCredentialUpsertion(user, scram, password.encode()) for user, password in passwords.items()]
         for altered in admin.alter_user_scram_credentials(made, request_timeout=_ASK_TIMEOUT_S).values():
@@ -142,12 +142,12 @@ class SecureBroker:
         return replace(self, passwords=passwords)
 
     def grant(self, user: str, rights: Iterable[Right]) -> None:
-        """Give a user exactly these rights; returns when the broker has them."""
+        """Give a user exactly these rights; return when the broker has them."""
         _set_rights(AdminClient({"bootstrap.servers": self.plain}), user, list(dict.fromkeys(rights)))
 
 
 def _set_rights(admin: AdminClient, user: str | None, rights: Sequence[Right]) -> None:
-    """These are all the rights of a user, or of everybody."""
+    """Make these all the rights of a user, or of everybody."""
     theirs = AclBindingFilter(
         ResourceType.ANY, None, ResourcePatternType.ANY, user and f"User:{user}", None, AclOperation.ANY,
         AclPermissionType.ANY,
@@ -174,7 +174,7 @@ def _binding(user: str, right: Right) -> AclBinding:
 
 @pytest.fixture(scope="session")
 def secure_node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SecureBroker]:
-    """The node, which has no users yet; each module has users and logs of its own there."""
+    """Yield the node, which has no users yet; each module has users and logs of its own there."""
     directory, ca = tmp_path_factory.mktemp("secure-broker"), trustme.CA()
     ca_path = directory / "ca.pem"
     ca.cert_pem.write_to_path(str(ca_path))
@@ -197,7 +197,7 @@ def secure_node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SecureBrok
 
 
 def _key_store(ca: trustme.CA) -> bytes:
-    """Key and certificates in one PEM file, the key in the one form that Kafka reads (PKCS 8)."""
+    """Return key and certificates in one PEM file, the key in the one form that Kafka reads (PKCS 8)."""
     issued = ca.issue_cert("127.0.0.1")
     key = load_pem_private_key(issued.private_key_pem.bytes(), None)
     chain = [key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())]
@@ -205,7 +205,7 @@ def _key_store(ca: trustme.CA) -> bytes:
 
 
 def _with_security(settings: Mapping[str, str], port: int, keys: Path, ca_path: Path, jwks: Path) -> dict[str, str]:
-    """The node's settings with a second listener that encrypts and asks for passwords or tokens, and an authorizer."""
+    """Return the node's settings with an authorizer and a second listener that encrypts and asks for credentials."""
     security = "org.apache.kafka.common.security"
     scram, bearer = f"{security}.scram.ScramLoginModule required;", f"{security}.oauthbearer.OAuthBearer"
     tokens = "listener.name.sasl_ssl.oauthbearer"
@@ -218,7 +218,7 @@ def _with_security(settings: Mapping[str, str], port: int, keys: Path, ca_path: 
         f"{tokens}.sasl.jaas.config": f"{bearer}LoginModule required;",
         f"{tokens}.sasl.server.callback.handler.class": f"{bearer}ValidatorCallbackHandler",
         f"{tokens}.sasl.oauthbearer.jwks.endpoint.url": jwks.as_uri(),
-        # A connection ends with its token, or an hour later, unless its client shows a new one.
+        # A connection ends with its token, or an hour later, unless its client presents a new one.
         f"{tokens}.connections.max.reauth.ms": "3600000",
         "ssl.keystore.type": "PEM",
         "ssl.keystore.location": str(keys),

@@ -1,6 +1,7 @@
 """A stranger: writes batches to a broker that no client of Kafka's makes, byte by byte, past every client's checks.
 
-Owns the bytes of a record batch (format 2) and one Produce request over a plain connection. Knows nothing of logs.
+It owns the bytes of a record batch (format 2) and one Produce request over a plain connection. It knows nothing of
+logs.
 """
 
 import gzip
@@ -24,24 +25,25 @@ for _i in range(256):
 
 
 def bomb(count: int, size_bytes: int) -> bytes:
-    """A batch of so many records of zeros, of a few kilobytes with zstd: `size_bytes` each when it is unpacked."""
+    """Return a batch of so many records of `size_bytes` zeros each, which zstd packs into a few kilobytes."""
     return batch(_zeros(count, size_bytes), count, "zstd")
 
 
 @cache
 def _zeros(count: int, size_bytes: int) -> bytes:
-    """Packed once: it takes a third of a second."""
+    """Pack the zeros once: it takes a third of a second."""
     return _packed("zstd", b"".join(_record(i, bytes(size_bytes)) for i in range(count)))
 
 
 def junk_behind_a_frame(value: bytes) -> bytes:
-    """A batch that the broker takes for a sound one and the client for a broken one: bytes lie behind its frame."""
+    """Return a batch that the broker takes for sound and the client for broken: bytes lie behind its frame."""
     return batch(_packed("lz4", _record(0, value)) + b"junk", 1, "lz4")
 
 
 def cut_gzip(value: bytes) -> bytes:
-    """A batch in two pieces of gzip, both of which the broker unpacks. The client unpacks the first, finds half a
-    record there, and says nothing.
+    """Return a batch in two pieces of gzip, both of which the broker unpacks.
+
+    The client unpacks the first, finds half a record there, and raises no error.
     """
     record = _record(0, value)
     half = len(record) // 2
@@ -49,14 +51,14 @@ def cut_gzip(value: bytes) -> bytes:
 
 
 def batch(payload: bytes, count: int, codec: str) -> bytes:
-    """A batch of `count` records, whose bytes are packed already."""
+    """Return a batch of `count` records, whose bytes are packed already."""
     now_ms = int(time.time() * 1000)
     body = struct.pack(">hiqqqhii", CODECS[codec], count - 1, now_ms, now_ms, -1, -1, -1, count) + payload
     return struct.pack(">qiibI", 0, 9 + len(body), -1, 2, _crc32c(body)) + body
 
 
 def send(bootstrap: str, topic: str, partition: int, records: bytes) -> int:
-    """Append a batch; returns the offset of its first record."""
+    """Append a batch; return the offset of its first record."""
     host, _, port = bootstrap.rpartition(":")
     name = topic.encode()
     request = struct.pack(">hhihhhi", 0, 7, 1, -1, -1, -1, int(_TIMEOUT_S * 1000))

@@ -1,8 +1,8 @@
-"""A TCP proxy between Kafka clients and one broker, which does what networks do, to the request that a test names.
+"""A TCP proxy between Kafka clients and one broker, which applies network faults to the request that a test names.
 
 It reads the header of Kafka's requests and nothing more: size, API key, correlation id. So a test can say "the second
-ListOffsets request from now on is reset", and it is that one and no other, whatever the client sends besides. It
-listens on loopback; the broker must advertise its address. Threads end with `close`; nothing here outlives it.
+ListOffsets request from now on is reset", and it is that one and no other, whatever else the client sends. It listens
+on loopback; the broker must advertise its address. Threads end with `close`; nothing here outlives it.
 """
 
 import socket
@@ -27,18 +27,18 @@ _PIECE_BYTES = 16 << 10
 
 
 class Deed(Enum):
-    """What happens to a request."""
+    """The fate of a request."""
 
     RESET = "reset"
     """It never arrives, and its connection is reset."""
     SWALLOW = "swallow"
     """It never arrives, and its connection stays."""
     LOSE = "lose"
-    """The broker does it; instead of the answer comes a reset."""
+    """The broker processes it; a reset comes instead of the answer."""
     CUT = "cut"
-    """The broker does it; half of the answer comes, then a reset."""
+    """The broker processes it; half of the answer comes, then a reset."""
     MUTE = "mute"
-    """The broker does it; the answer never comes, and the connection stays."""
+    """The broker processes it; the answer never comes, and the connection stays."""
     DELAY = "delay"
     """The answer comes `delay_s` later."""
     SLICE = "slice"
@@ -55,7 +55,7 @@ class _Rule:
 
 
 class TcpProxy(FrameProxy):
-    """Listens at once, on `port`; forwards to the broker at `upstream`, host and port."""
+    """A proxy that listens at once, on `port`, and forwards to the broker at `upstream`, host and port."""
 
     def __init__(self, upstream: tuple[str, int]) -> None:
         self.bytes_per_s = 0
@@ -66,16 +66,16 @@ class TcpProxy(FrameProxy):
         super().__init__(upstream, lambda client, broker: _Connection(self, client, broker))
 
     def on(self, api: str, deed: Deed, *, at: int = 1, count: int = 1, delay_s: float = 0.0) -> None:
-        """Do this to request number `at` of this API from now on, counted from 1, and to the `count` - 1 behind it."""
+        """Do this to request number `at` of this API from now on, counted from 1, and to the `count` - 1 after it."""
         with self._deciding:
             self._rules.append(_Rule(deed, API_KEYS[api], at, count, delay_s))
 
     def freeze(self) -> None:
-        """Let nothing more through on the connections that are open; new ones work. For good: `cut_all` ends them."""
+        """Let nothing more through on the open connections; new ones work. `cut_all` alone ends the freeze."""
         self._frozen = self.sockets
 
     def is_frozen(self, one: socket.socket) -> bool:
-        """Whether nothing more passes on this connection."""
+        """Return whether nothing more passes on this connection."""
         return one in self._frozen
 
     def reset(self) -> None:
@@ -90,7 +90,7 @@ class TcpProxy(FrameProxy):
             time.sleep(size / self.bytes_per_s)
 
     def deed(self, api_key: int) -> _Rule | None:
-        """What is to be done to a request that has just come."""
+        """Return the rule for a request that has just come."""
         with self._deciding:
             for rule in self._rules:
                 if rule.api_key != api_key:
@@ -103,7 +103,7 @@ class TcpProxy(FrameProxy):
 
 
 class _Connection(Link):
-    """One client's connection, on which things happen."""
+    """One client's connection, to which the rules apply."""
 
     def __init__(self, proxy: TcpProxy, client: socket.socket, broker: socket.socket) -> None:
         super().__init__(client, broker)
@@ -111,7 +111,7 @@ class _Connection(Link):
         self._deeds: dict[int, _Rule] = {}
 
     def requests(self) -> bool:
-        """Hand the next request on, or do to it what is to be done."""
+        """Forward the next request, or apply its rule."""
         frame = read_frame(self.client)
         if frame is None:
             return False
@@ -135,7 +135,7 @@ class _Connection(Link):
         return True
 
     def answers(self) -> bool:
-        """Hand the next answer on, or do to it what is to be done."""
+        """Forward the next answer, or apply its rule."""
         frame = read_frame(self.broker)
         if frame is None:
             return False

@@ -1,8 +1,8 @@
-"""Tokens that the broker of the security tests accepts: who issues them, and a server that hands them out.
+"""Tokens that the broker of the security tests accepts: their issuer, and a server that gives them out.
 
-Owns a key of its own (`Issuer`), whose public half the broker reads as a JWKS file, and an HTTP server on loopback
-(`token_server`) that answers as an OAuth 2 token endpoint, as Azure's metadata service and as AWS's STS do.
-Invariants: what is not signed by the issuer is no token; the token endpoint gives one only for a secret that it knows;
+It owns a key of its own (`Issuer`), whose public half the broker reads as a JWKS file, and an HTTP server on loopback
+(`token_server`). The server answers as an OAuth 2 token endpoint, as Azure's metadata service and as AWS's STS do.
+Invariants: only tokens that the issuer signed are valid; the token endpoint gives one only for a secret that it knows;
 every token holds the canary.
 """
 
@@ -29,19 +29,19 @@ def _base64url(data: bytes) -> str:
 
 
 class Issuer:
-    """Signs tokens (RS256) with a key of its own."""
+    """An issuer that signs tokens (RS256) with a key of its own."""
 
     def __init__(self) -> None:
         self._key = rsa.generate_private_key(public_exponent=65537, key_size=2048)
 
     def jwks(self) -> str:
-        """The public key, as brokers read it."""
+        """Return the public key, as brokers read it."""
         public = self._key.public_key().public_numbers()
         n, e = (_base64url(number.to_bytes((number.bit_length() + 7) // 8)) for number in (public.n, public.e))
         return json.dumps({"keys": [{"kty": "RSA", "kid": "test", "use": "sig", "alg": "RS256", "n": n, "e": e}]})
 
     def token(self, principal: str, lifetime_s: float) -> tuple[str, float]:
-        """A token of a principal, and when it expires, in seconds since 1970."""
+        """Return a token of a principal, and when it expires, in seconds since 1970."""
         now_s = time.time()
         head = {"alg": "RS256", "typ": "JWT", "kid": "test"}
         claims = {"sub": principal, "iat": now_s, "exp": now_s + lifetime_s, "scope": "kafka", "jti": f"{CANARY}token"}
@@ -52,9 +52,7 @@ class Issuer:
 
 @dataclass(slots=True)
 class TokenServer:
-    """A running one, at `url`. `secrets` are those of the clients, by their ids; `asked` the paths and forms
-    of all requests.
-    """
+    """A running server, at `url`. `secrets` are the clients', by id; `asked` the paths and forms of all requests."""
 
     issuer: Issuer
     url: str
@@ -63,7 +61,7 @@ class TokenServer:
     asked: list[tuple[str, dict[str, str]]] = field(default_factory=list[tuple[str, dict[str, str]]])
 
     def module(self, directory: Path, *principals: str) -> str:
-        """The name of a module in `directory` that has a function for each principal, which gives tokens of it."""
+        """Return the name of a module in `directory` that has a function for each principal, which gives its tokens."""
         lines = [
             "import json, time, urllib.request",
             "def ask(principal):",
@@ -76,7 +74,7 @@ class TokenServer:
         return "issued_tokens"
 
     def answer(self, path: str, form: dict[str, str], authorization: str) -> tuple[int, str, str]:
-        """Status, kind and text of the answer to a request."""
+        """Return status, kind and text of the answer to a request."""
         self.asked.append((path, form))
         if path == "/imds":
             return self._granted(form["client_id"])
@@ -106,7 +104,7 @@ class TokenServer:
 
 @contextmanager
 def token_server(issuer: Issuer, secrets: dict[str, str]) -> Generator[TokenServer]:
-    """A token server on loopback, for as long as the block runs."""
+    """Yield a token server on loopback, for as long as the block runs."""
 
     class Handler(Answering):
         def serve(self) -> None:

@@ -48,7 +48,7 @@ def _session(master: str, settings: Mapping[str, str]) -> Generator[SparkSession
 
 @contextmanager
 def local(directory: Path, settings: Mapping[str, str] = _NONE) -> Generator[SparkSession]:
-    """Driver and executor in one JVM."""
+    """Yield a session whose driver and executor share one JVM."""
     del directory
     with _session("local[2]", settings) as session:
         yield session
@@ -56,7 +56,7 @@ def local(directory: Path, settings: Mapping[str, str] = _NONE) -> Generator[Spa
 
 @contextmanager
 def local_cluster(directory: Path, settings: Mapping[str, str] = _NONE) -> Generator[SparkSession]:
-    """Two executors of one core, in JVMs of their own that the driver starts."""
+    """Yield a session with two executors of one core, in JVMs of their own that the driver starts."""
     del directory
     with _session("local-cluster[2,1,1024]", {**_EXECUTORS, **settings}) as session:
         yield session
@@ -64,15 +64,17 @@ def local_cluster(directory: Path, settings: Mapping[str, str] = _NONE) -> Gener
 
 @contextmanager
 def standalone(directory: Path, settings: Mapping[str, str] = _NONE) -> Generator[SparkSession]:
-    """A session on `standalone_master`, whose executors do not descend from the driver."""
+    """Yield a session on `standalone_master`, whose executors do not descend from the driver."""
     with standalone_master(directory) as url, _session(url, {**_EXECUTORS, **settings}) as session:
         yield session
 
 
 @contextmanager
 def standalone_master(directory: Path, environment: Mapping[str, str] = os.environ) -> Generator[str]:
-    """The address of a master with two workers of one core, daemons of their own. Each worker has an address of this
-    machine as its host: on one host Spark never runs two attempts of a task at once, so nothing else here speculates.
+    """Yield the address of a master with two workers of one core, daemons of their own.
+
+    Each worker has an address of this machine as its host: on one host Spark never runs two attempts of a task at once,
+    so nothing else here speculates.
     """
     port = free_port()
     with ExitStack() as stack:
@@ -90,7 +92,7 @@ def standalone_master(directory: Path, environment: Mapping[str, str] = os.envir
 
 @contextmanager
 def connect(directory: Path, settings: Mapping[str, str] = _NONE) -> Generator[SparkSession]:
-    """A Connect server, and a client that speaks gRPC with it and has no JVM."""
+    """Yield a Connect server, and a client that speaks gRPC with it and has no JVM."""
     port = free_port()
     given = {**SPARK_SETTINGS, "spark.connect.grpc.binding.port": str(port), **settings}
     submit = ["org.apache.spark.deploy.SparkSubmit", "--master", "local[2]"]
@@ -107,22 +109,22 @@ def connect(directory: Path, settings: Mapping[str, str] = _NONE) -> Generator[S
 
 
 class Kind(Protocol):
-    """Starts a cluster for a block, with a directory for its logs, and with settings beside those of every session."""
+    """A starter of a cluster for a block, with a directory for its logs, and settings on top of every session's."""
 
     def __call__(self, directory: Path, settings: Mapping[str, str] = _NONE, /) -> AbstractContextManager[SparkSession]:
-        """The session of the block."""
+        """Return the session of the block."""
         ...
 
 
 KINDS: Mapping[str, Kind] = MappingProxyType(
     {"local": local, "connect": connect, "local-cluster": local_cluster, "standalone": standalone}
 )
-"""By name."""
+"""The kinds by name."""
 
 
 @contextmanager
 def _daemon(arguments: list[str], output: Path, environment: Mapping[str, str] = os.environ) -> Generator[None]:
-    """A JVM of Spark's own, by its own launcher, until the end of the block."""
+    """Run a JVM of Spark's own, by its own launcher, until the end of the block."""
     with output.open("wb") as log:
         command = [str(_HOME / "bin" / "spark-class"), *arguments]
         process = subprocess.Popen(command, stdout=log, stderr=log, env=environment)
@@ -142,7 +144,7 @@ def _await_port(port: int) -> None:
 
 
 def _run_all(spark: SparkSession, place: Place, names: Sequence[str]) -> bool:
-    """These programs, one after the other; whether each was right."""
+    """Run these programs, one after the other; return whether each was right."""
     right = True
     for name in names:
         started, error = time.monotonic(), ""
@@ -157,12 +159,12 @@ def _run_all(spark: SparkSession, place: Place, names: Sequence[str]) -> bool:
 
 
 def spark_environment() -> dict[str, str]:
-    """What Spark's own programs ask of their environment."""
+    """Return the variables that Spark's own programs need."""
     return {
         "PYSPARK_PYTHON": sys.executable,
         "PYSPARK_DRIVER_PYTHON": sys.executable,
         "SPARK_HOME": str(_HOME),
-        # The pip package has no build directories, from which Spark's launcher would tell the version of Scala.
+        # The pip package has no build directories, from which Spark's launcher would derive the version of Scala.
         "SPARK_SCALA_VERSION": "2.13",
         "SPARK_LOCAL_IP": "127.0.0.1",
     }

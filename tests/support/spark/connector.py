@@ -1,7 +1,7 @@
-"""Spark's own Kafka connector: fetched once, its jars pinned by name and SHA-256, kept beside the broker's.
+"""Spark's own Kafka connector: fetched once, its jars pinned by name and SHA-256, stored next to the broker's.
 
-The connector of the newest pyspark is not served everywhere, so this is the newest set that is, from versions that work
-together; whoever uses it says which it is.
+The connector of the newest pyspark is not served everywhere. So this is the newest set that is, from versions that work
+together; each use names it.
 """
 
 from pathlib import Path
@@ -21,5 +21,5 @@ f2be3b76f9e6cbe63379d4e4e0dc14f59dbf056ae2ad16ff15ac108004c86767  org.apache.spa
 
 
 def connector_jars() -> list[Path]:
-    """The connector's jars, for `spark.jars`. Raises Unavailable if they cannot be had, Corrupt, ConfigError."""
+    """Return the connector's jars, for `spark.jars`. Raises Unavailable if they cannot be had, Corrupt, ConfigError."""
     return sorted(kept_jars("spark-kafka-4.2.0", _PINS).iterdir())

@@ -1,4 +1,4 @@
-"""Rounds of the Spark engine on a cluster of its own, with a real misfortune in a task of each: see `Misfortune`.
+"""Rounds of the Spark engine on a cluster of its own, with a real failure in a task of each: see `Misfortune`.
 
 python -m tests.support.spark.engine_job KIND BOOTSTRAP DIRECTORY   # one JSON line for each misfortune
 """
@@ -28,7 +28,7 @@ CASES = (
     ("executor", "done", 0),
     ("none", "", -1),
 )
-"""Kind, point and stage of each round's misfortune: stage 0 folds, 1 merges. In the last one nothing happens."""
+"""Kind, point and stage of each round's misfortune: stage 0 folds, 1 merges. The last round has none."""
 
 _SPECULATION = {
     "spark.speculation": "true",
@@ -40,7 +40,7 @@ _SPECULATION = {
 
 
 def _struck_round(spark: SparkSession, pair: EnginePair, case: tuple[str, str, int], directory: Path) -> None:
-    """A round of two tasks in each stage: its snapshot is the local engine's, and one attempt's runs are taken."""
+    """Run a round of two tasks in each stage: its snapshot is the local engine's, and one attempt's runs are taken."""
     kind, point, struck_stage = case
     directory.mkdir()
     misfortune = Misfortune(kind=kind, point=point, directory=directory)
@@ -88,7 +88,7 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    # Under its own name, so that workers find the classes of this module and not those of a script.
+    # Under its own name, so that workers find the classes of this module and not the classes of a script.
     from tests.support.spark import engine_job
 
     sys.exit(engine_job.main())

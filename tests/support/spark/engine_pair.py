@@ -1,4 +1,4 @@
-"""Two logs of one history: the local engine rolls up one, Spark's the other, and their snapshots have to be equal."""
+"""Two logs of one history: the local engine rolls up one, Spark's the other, and their snapshots must be equal."""
 
 import random
 from pathlib import Path
@@ -25,15 +25,15 @@ class EnginePair:
         self.rng = random.Random(seed)
 
     def change(self, most_keys: int | None = None) -> None:
-        """The same commit in both."""
+        """Make the same commit in both."""
         change(self.rng, [self.local, self.remote], most_keys)
 
     def roll_up_local(self) -> None:
-        """A round of the local engine on its log."""
+        """Run a round of the local engine on its log."""
         run_round(self.local.log, settings_at(self.directory))
 
     def roll_up(self, make_engine: EngineMaker) -> CompletedRound:
-        """A round of each engine: snapshots of the same rows, all of whose runs are in the store."""
+        """Run a round of each engine: snapshots of the same rows, all of whose runs are in the store."""
         self.roll_up_local()
         outcome = Round(self.remote.log, settings_at(self.directory), make_engine=make_engine).run()
         assert isinstance(outcome, CompletedRound)
@@ -46,21 +46,21 @@ class EnginePair:
         assert snapshot_rows(self.remote) == snapshot_rows(self.local)
 
     def named(self, number: int) -> set[str]:
-        """The runs that a manifest of Spark's log names."""
+        """Return the runs that a manifest of Spark's log names."""
         return {run.path for run in self.remote.log.manifests.read(number).runs}
 
     def all_named(self) -> set[str]:
-        """The runs that any manifest of Spark's log names."""
+        """Return the runs that any manifest of Spark's log names."""
         return {path for number in self.remote.log.manifests.numbers() for path in self.named(number)}
 
 
 def settings_at(scratch: Path, **changed: Any) -> MaterializerSettings:
-    """Every second round merges, and nothing is kept for its age."""
+    """Return settings under which every second round merges, and no file is retained for its age."""
     return settings_for(scratch, fanout=2, **changed)
 
 
 def change(rng: random.Random, rigs: list[SparkLog], most_keys: int | None = None) -> None:
-    """The same commit in every log, of a few keys or of many."""
+    """Make the same commit in every log, of a few keys or of many."""
     deleted = {rng.randrange(300): rng.random() < 0.3 for _ in range(most_keys or rng.choice((3, 200)))}
     number = rng.randrange(1000)
     numbers = {key: None if is_delete else number + key for key, is_delete in deleted.items()}
@@ -71,11 +71,11 @@ def change(rng: random.Random, rigs: list[SparkLog], most_keys: int | None = Non
 
 
 def snapshot_rows(rig: SparkLog) -> list[dict[str, Any]]:
-    """The rows of the newest snapshot alone, by key."""
+    """Return the rows of the newest snapshot alone, by key."""
     with recover_snapshot(rig.log.name, rig.where) as recovery:
         return recovery.to_arrow().sort_by("key").to_pylist()
 
 
 def run_paths(rig: SparkLog) -> set[str]:
-    """The runs that lie in the store, named or not."""
+    """Return the runs that lie in the store, named or not."""
     return {info.path for info in rig.log.store.list("runs/")}

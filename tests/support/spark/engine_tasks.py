@@ -1,4 +1,4 @@
-"""Tasks of the Spark engine that meet with a misfortune, or say what memory they took. Workers import this module."""
+"""Tasks of the Spark engine that fail, or record their memory use. Workers import this module."""
 
 import json
 import os
@@ -24,11 +24,11 @@ _AWAIT_S = 120.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Misfortune:
-    """What happens to that attempt of the first task which is first at `point`: begun, or done (its runs are uploaded).
+    """The fate of the first task's attempt that is first at `point`: begun, or done (its runs are uploaded).
 
     worker    its Python process is killed
     executor  the JVM that it runs in is killed
-    copied    it waits until Spark's speculation has brought another attempt to the same point, and goes on beside it
+    copied    it waits until Spark's speculation has brought another attempt to the same point; both go on concurrently
 
     Every attempt of that task leaves a note at each point, in `directory`.
     """
@@ -38,7 +38,7 @@ class Misfortune:
     directory: Path
 
     def strike(self, point: str, runs: list[str]) -> None:
-        """In a task, at a point of it."""
+        """Strike in a task, at a point of it."""
         context = TaskContext.get()
         assert context is not None
         if context.partitionId() != 0:
@@ -58,15 +58,15 @@ class Misfortune:
 
     @property
     def alone(self) -> Path:
-        """There if no other attempt came."""
+        """A file that exists if no other attempt came."""
         return self.directory / "alone"
 
     def runs_by_attempt(self) -> list[set[str]]:
-        """The runs of every attempt that was done."""
+        """Return the runs of every attempt that was done."""
         return [set(json.loads(note.read_text("utf-8"))) for note in sorted(self.directory.glob("done-*"))]
 
     def attempts(self) -> int:
-        """How many attempts of the task began."""
+        """Return how many attempts of the task began."""
         return len(list(self.directory.glob("begun-*")))
 
     def _is_first(self) -> bool:
@@ -79,7 +79,7 @@ class Misfortune:
 
 @dataclass(frozen=True, kw_only=True)
 class StruckWork(TaskWork):
-    """The work of a stage, to one of whose tasks something happens."""
+    """The work of a stage, one of whose tasks fails."""
 
     misfortune: Misfortune
 
@@ -97,7 +97,7 @@ class MeasuredWork(TaskWork):
     directory: Path
 
     def _do(self, task: Task) -> TaskDone:
-        Path("/proc/self/clear_refs").write_text("5", "ascii")  # The peak starts anew from here.
+        Path("/proc/self/clear_refs").write_text("5", "ascii")  # The peak starts again from here.
         done = super()._do(task)
         status = Path("/proc/self/status").read_text("ascii")
         peak_kib = next(int(line.split()[1]) for line in status.splitlines() if line.startswith("VmHWM"))
@@ -108,15 +108,16 @@ class MeasuredWork(TaskWork):
 
 
 def parts_of(work: TaskWork) -> dict[str, Any]:
-    """What other work of the same tasks is made of."""
+    """Return the arguments for other work of the same tasks."""
     return {one.name: getattr(work, one.name) for one in fields(TaskWork)}
 
 
 def engine_of(
     maker: "partial[SparkEngine]", change: Callable[[int, TaskWork], TaskWork], done: list[dict[int, TaskDone]]
 ) -> EngineMaker:
-    """Engines as `maker` makes them, of one round: `change` makes other work of that of each stage, by its number, and
-    what the stages gave is added to `done`.
+    """Return engines as `maker` makes them, of one round, with changed work.
+
+    `change` makes other work of each stage's, by its number; the results of the stages are added to `done`.
     """
 
     class Changing(SparkEngine):

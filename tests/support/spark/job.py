@@ -1,7 +1,7 @@
 """A Spark job as a process of its own, for tests that kill its driver: files -> scattered tasks -> a statelog sink that
 strikes, as tests/support/spark/strikes.py has it.
 
-Run with a JSON object as its only argument: the `JobSettings` of one life.
+Run with a JSON object as its only argument: the `JobSettings` of one incarnation.
 """
 
 import json

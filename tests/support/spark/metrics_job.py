@@ -1,8 +1,8 @@
 """A Spark driver that Prometheus scrapes, in a process of its own: the client decides at its import how it counts.
 
-Run with the bootstrap address and a directory for each of two jobs, which have a log of its name each: of the first one
-all processes count together, of the second one executors in processes of their own count in its `executors`. What a
-scrape of the driver shows behind each is a line of JSON: by sample name, a list of labels and value.
+Run with the bootstrap address and a directory for each of two jobs, each with a log of its directory's name. All
+processes of the first job count together; executors of the second one count in processes of their own, in its
+`executors`. A scrape of the driver after each is a line of JSON: by sample name, a list of labels and value.
 """
 
 import json
@@ -26,7 +26,7 @@ BATCHES: list[list[Row]] = [[(key, key * 10) for key in range(50)], [(key, -key)
 
 
 def main(bootstrap: str, together: Path, apart: Path) -> None:
-    """Both jobs, each with its scrape. Their sessions share a JVM, whose start is most of what they cost."""
+    """Run both jobs, each with its scrape. Their sessions share a JVM, whose start is most of the cost."""
     export_metrics()
     settings = {
         "spark.executor.memory": "512m",
@@ -46,7 +46,7 @@ def _tell(spark: SparkSession, bootstrap: str, directory: Path) -> None:
 
 
 def run_job(spark: SparkSession, made: SparkLog, directory: Path) -> None:
-    """A stream and an upsert of the same rows, and a read."""
+    """Run a stream and an upsert of the same rows, and a read."""
     write_batches(directory / "input", BATCHES)
     given = {**made.options, "writerId": "stream", "uniqueKeys": "true"}
     run_stream(scattered(read_stream(spark, directory / "input")), "statelog", given, directory / "checkpoint")
@@ -58,7 +58,7 @@ def run_job(spark: SparkSession, made: SparkLog, directory: Path) -> None:
 
 
 def scrape(registry: CollectorRegistry) -> Samples:
-    """What a scrape shows of statelog."""
+    """Return the samples of statelog in a scrape."""
     samples: Samples = {}
     for family in registry.collect():
         for sample in family.samples:

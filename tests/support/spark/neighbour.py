@@ -1,7 +1,8 @@
-"""A program with Spark's own Kafka connector and statelog in one session; prints what came of it as JSON.
+"""A program with Spark's own Kafka connector and statelog in one session; it prints its results as JSON.
 
-A part that takes a JSON object: `options` of the log, `jars` of the connector, `topic` with the records, `directory`;
-and once the log is written `schema_hex` of its changes, `offsets` and `listed`, which say what of its topic counts.
+A part that takes a JSON object: `options` of the log, `jars` of the connector, `topic` with the records, `directory`.
+Once the log is written it takes `schema_hex` of its changes, and `offsets` and `listed`, which say what of its topic
+counts.
 """
 
 import json
@@ -22,7 +23,7 @@ _CHANGES = "partition int, offset long, row int, op int, key binary, value binar
 
 
 def main(text: str) -> None:
-    """Do what the text says."""
+    """Do as the text says."""
     given = json.loads(text)
     spark = open_session({"spark.jars": ",".join(given["jars"])})
     if "offsets" in given:
@@ -33,7 +34,9 @@ def main(text: str) -> None:
 
 
 def _write_topic(spark: SparkSession, given: dict[str, Any]) -> None:
-    """The records of a topic into the log, by Spark's Kafka source and our sink; their offsets put them in sequence."""
+    """Write a topic's records into the log, by Spark's Kafka source and our sink; their offsets put them in
+    sequence.
+    """
     records = (
         spark.readStream.format("kafka")
         .option("kafka.bootstrap.servers", given["options"]["kafka.bootstrap.servers"])
@@ -53,7 +56,7 @@ def _write_topic(spark: SparkSession, given: dict[str, Any]) -> None:
 
 
 def _read_topic(spark: SparkSession, given: dict[str, Any]) -> list[list[object]]:
-    """The committed changes of the log's own topic, by Spark's Kafka source and our decoding of chunks."""
+    """Return the committed changes of the log's own topic, by Spark's Kafka source and our decoding of chunks."""
     topic = given["options"]["log"]
     starts = {topic: {partition: start for partition, (start, _) in given["offsets"].items()}}
     ends = {topic: {partition: end for partition, (_, end) in given["offsets"].items()}}

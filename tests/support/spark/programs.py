@@ -1,7 +1,7 @@
-"""Seven programs of a Spark user, the same on every kind of cluster: each checks what it did against a plain model.
+"""Seven programs of a Spark user, the same on every kind of cluster: each checks its results against a plain model.
 
-They take a session and a place, and use what every session has: no SparkContext, no JVM, no RDD, so that they run on
-Spark Connect; no function of this module goes to an executor, so that executors need nothing but what is installed.
+They take a session and a place, and use only what every session has: no SparkContext, no JVM, no RDD, so that they run
+on Spark Connect. No function of this module goes to an executor, so that executors need nothing but what is installed.
 """
 
 import uuid
@@ -44,24 +44,25 @@ _QUERY_TIMEOUT_S = 240
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Place:
-    """Where a program works: a Kafka, and a directory that driver and executors see under the same path."""
+    """The place where a program works: a Kafka, and a directory that driver and executors see under the same path."""
 
     bootstrap: str
     directory: Path
 
     def make_log(self, name: str) -> SparkLog:
-        """A log of long keys, 4 partitions and 16 key groups that nobody else uses."""
+        """Return a log of long keys, 4 partitions and 16 key groups that nobody else uses."""
         unique = f"{name}-{uuid.uuid4().hex[:8]}"
         return SparkLog.create(unique, self.bootstrap, self.directory / unique)
 
     def path(self, name: str) -> Path:
-        """A path that nobody else uses."""
+        """Return a path that nobody else uses."""
         return self.directory / f"{name}-{uuid.uuid4().hex[:8]}"
 
 
 def write_batches_twice(spark: SparkSession, place: Place) -> None:
-    """A batch under a checkpoint id, the same again, and one that deletes: every id is written once, and a refusal is
-    the typed error.
+    """Write a batch under a checkpoint id, the same again, and one that deletes: every id is written once.
+
+    A refusal is the typed error.
     """
     log = place.make_log("batch")
     rows = spark.range(0, 4000, 1, 4).selectExpr("id AS key", "id * 3 AS n")
@@ -86,7 +87,7 @@ def write_batches_twice(spark: SparkSession, place: Place) -> None:
 
 
 def read_joined(spark: SparkSession, place: Place) -> None:
-    """The state joined with itself, with an older state and with a table: one position each, equal to the model."""
+    """Join the state with itself, with an older state and with a table: one position each, equal to the model."""
     log = place.make_log("joined")
     _fill(log, {key: key for key in range(500)}, checkpoint_id=1)
     _fill(log, {key: -key for key in range(100)}, checkpoint_id=2)
@@ -101,7 +102,7 @@ def read_joined(spark: SparkSession, place: Place) -> None:
 
 
 def stream_exactly_once(spark: SparkSession, place: Place) -> None:
-    """A streaming sink, restarted after a batch that Spark forgot, and with more input: each batch is one commit."""
+    """Run a streaming sink, restarted after a batch that Spark forgot, with more input: each batch is one commit."""
     log, source, checkpoint = place.make_log("stream"), place.path("input"), place.path("checkpoint")
     batches: list[list[Row]] = [[(key, key + 10 * batch) for key in range(batch * 50, 300)] for batch in range(4)]
     batches[3] += [(key, None) for key in range(20)]
@@ -123,7 +124,7 @@ def stream_exactly_once(spark: SparkSession, place: Place) -> None:
 
 
 def upsert_counts(spark: SparkSession, place: Place) -> None:
-    """A running count in update mode through `upsert`, which Spark Connect has to be told the query of."""
+    """Upsert a running count in update mode; Spark Connect needs the query to be named for it."""
     log, source, checkpoint = place.make_log("upsert"), place.path("input"), place.path("checkpoint")
     batches: list[list[Row]] = [[(key % 7, 0) for key in range(60)], [(key % 11, 0) for key in range(40)]]
     write_batches(source, batches)
@@ -149,7 +150,7 @@ def upsert_counts(spark: SparkSession, place: Place) -> None:
 
 
 def read_changes(spark: SparkSession, place: Place) -> None:
-    """Committed changes as a batch: all of them, and those behind a position that an earlier read ended at."""
+    """Read committed changes as a batch: all of them, and the changes behind the end of an earlier read."""
     log = place.make_log("changes")
     _fill(log, {key: key for key in range(200)}, checkpoint_id=1)
     _write_batch(spark.range(40).selectExpr("id AS key", "'delete' AS op", "id AS n"), log, checkpoint_id=7)
@@ -165,7 +166,7 @@ def read_changes(spark: SparkSession, place: Place) -> None:
 
 
 def copy_by_stream(spark: SparkSession, place: Place) -> None:
-    """The streaming source into the sink of another log, in two runs over one checkpoint: the copy equals the log."""
+    """Stream from the source into the sink of another log, in two runs over one checkpoint: the copy equals the log."""
     log, copy, checkpoint = place.make_log("origin"), place.make_log("copy"), place.path("checkpoint")
     source = spark.readStream.format("statelog").options(**log.options, startingPosition="earliest", readerId="copy")
     changes = source.option("maxChangesPerTrigger", "150").load()
@@ -182,7 +183,7 @@ def copy_by_stream(spark: SparkSession, place: Place) -> None:
 
 
 def roll_up(spark: SparkSession, place: Place) -> None:
-    """Rounds of the materializer whose folds and merges are Spark tasks: the snapshot alone has the model's rows."""
+    """Run rounds whose folds and merges are Spark tasks: the snapshot alone has the model's rows."""
     log, numbers = place.make_log("rounds"), dict[int, int]()
     settings = MaterializerSettings(scratch=place.directory, fanout=2)
     merged = 0
@@ -209,7 +210,7 @@ PROGRAMS: Mapping[str, Callable[[SparkSession, Place], None]] = MappingProxyType
         "roll up": roll_up,
     }
 )
-"""By what they do."""
+"""The programs by their names."""
 
 
 def _write_batch(rows: DataFrame, log: SparkLog, *, checkpoint_id: int) -> None:

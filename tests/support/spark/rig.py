@@ -1,4 +1,4 @@
-"""What tests of the Spark room share: a small log, JSON files as a stream of batches, and the state as a plain dict.
+"""Shared parts for tests of the Spark room: a small log, JSON files as a stream of batches, and the state as a dict.
 
 A stream reads one file in each micro-batch, in the order of their numbers, so a test says what every batch holds.
 """
@@ -71,7 +71,7 @@ class SparkLog:
 
     @property
     def where(self) -> Where:
-        """Where it is."""
+        """Its place."""
         return Where({"bootstrap.servers": self.bootstrap}, str(self.root), allow_unsafe=UNSAFE)
 
     @property
@@ -85,23 +85,23 @@ class SparkLog:
         }
 
     def state(self) -> dict[Any, Any]:
-        """The log's state, recovered without Spark."""
+        """Return the log's state, recovered without Spark."""
         return recover(self.log).to_dict()
 
     def numbers(self) -> dict[Any, Any]:
-        """The state as key to `n`."""
+        """Return the state as key to `n`."""
         return {key: value["n"] for key, value in self.state().items()}
 
     def last_commit(self, writer: str) -> LastCommit | None:
-        """The writer's last valid commit."""
+        """Return the writer's last valid commit."""
         return self.log.describe().state.last_commit(writer)
 
     def opens(self) -> int:
-        """How many Opens are in the ledger."""
+        """Return how many Opens are in the ledger."""
         return self._count(Open)
 
     def commits(self) -> int:
-        """How many Commits are in the ledger, void ones too."""
+        """Return how many Commits are in the ledger, void ones too."""
         return self._count(Commit)
 
     def _count(self, kind: type[Open | Commit]) -> int:
@@ -113,12 +113,12 @@ class SparkLog:
             reader.close()
 
     def ledger_end(self) -> int:
-        """How many records the ledger holds, void ones too."""
+        """Return how many records the ledger holds, void ones too."""
         return self.log.describe().ledger_offsets.end
 
 
 def write_batches(directory: Path, batches: Sequence[Iterable[Row]], *, first: int = 0) -> None:
-    """One JSON file for each batch. Their times are set apart, because Spark reads files in the order of their age."""
+    """Write one JSON file for each batch, with distinct times: Spark reads files in the order of their age."""
     directory.mkdir(parents=True, exist_ok=True)
     for number, rows in enumerate(batches, first):
         lines = [json.dumps({"key": key, "n": n, "op": "delete" if n is None else "put"}) for key, n in rows]
@@ -130,7 +130,7 @@ def write_batches(directory: Path, batches: Sequence[Iterable[Row]], *, first: i
 
 
 def read_stream(spark: SparkSession, directory: Path) -> DataFrame:
-    """The files as a stream of key, n, op: one file in a micro-batch."""
+    """Return the files as a stream of key, n, op: one file in a micro-batch."""
     return spark.readStream.schema(_COLUMNS).option("maxFilesPerTrigger", 1).json(str(directory))
 
 
@@ -141,12 +141,12 @@ def write_numbers(writer: Writer, numbers: Mapping[int, int | None], more: Mappi
 
 
 def scattered(df: DataFrame, tasks: int = 2) -> DataFrame:
-    """The same rows in several tasks, with no regard to key groups."""
+    """Return the same rows in several tasks, with no regard to key groups."""
     return df.repartition(tasks, "key")
 
 
 def fold_rows(batches: Iterable[Iterable[Row]]) -> dict[int, int]:
-    """The state that these batches leave: the model."""
+    """Return the state that these batches leave: the model."""
     state: dict[int, int] = {}
     for rows in batches:
         apply_all(state, rows)
@@ -162,7 +162,7 @@ def run_stream(
     mode: str = "append",
     timeout_s: int = 120,
 ) -> None:
-    """Run a query over all that is there, and return when it has ended. Raises what the query ended with."""
+    """Run a query over all present input, and return when it has ended. Raises the query's error."""
     writer = df.writeStream.format(format_name).options(**dict(options)).outputMode(mode)
     query = writer.option("checkpointLocation", str(checkpoint)).trigger(availableNow=True).start()
     try:

@@ -1,8 +1,8 @@
-"""A Spark program whose secrets are canaries: what a user does and sees, and what is refused, in one session.
+"""A Spark program whose secrets are canaries: a user's actions and views, and the refusals, in one session.
 
 Run as a process of its own, with the JSON of `SecretRun` as its standard input: nothing secret is in its arguments. It
-leaves whatever Spark shows or writes below `directory` for the test to look through, a copy of what Spark removes at
-its end too, and prints a line of JSON for each step: `Met`.
+leaves all that Spark shows or writes below `directory` for the test to search, with a copy of files that Spark removes
+at its end. It prints a line of JSON for each step: `Met`.
 """
 
 import json
@@ -36,7 +36,7 @@ class Step(NamedTuple):
 
 
 class Met(NamedTuple):
-    """What became of a step: how long it took, and the error with its whole traceback, or an empty text."""
+    """The result of a step: how long it took, and the error with its whole traceback, or an empty text."""
 
     name: str
     seconds: float
@@ -45,19 +45,19 @@ class Met(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SecretRun:
-    """What the program is told."""
+    """The program's input."""
 
     directory: str
     steps: Sequence[Step]
 
     def to_json(self) -> str:
-        """As the program's standard input."""
+        """Return the run as the program's standard input."""
         return json.dumps(asdict(self))
 
 
 def main(run: SecretRun) -> None:
-    """Every step once."""
-    # Py4J itself writes every call with its arguments down where its logger is at DEBUG; docs/security.md says so.
+    """Run every step once."""
+    # Py4J itself logs every call with its arguments where its logger is at DEBUG; docs/security.md says so.
     logging.getLogger("py4j").setLevel(logging.INFO)
     directory = Path(run.directory)
     write_batches(directory / "input", [[(1, 1), (2, 2)]])
@@ -97,18 +97,18 @@ def _session(directory: Path) -> SparkSession:
 
 
 def _arguments() -> list[bytes]:
-    """The command line of every process of ours."""
+    """Return the command line of every process of ours."""
     found: list[bytes] = []
     for path in Path("/proc").glob("[0-9]*/cmdline"):
         try:
             found.append(path.read_bytes())
-        except OSError:  # It has just ended, or is somebody else's.
+        except OSError:  # The process has just ended, or is somebody else's.
             continue
     return found
 
 
 def _read(directory: Path, spark: SparkSession, options: Mapping[str, str]) -> None:
-    """Read, and have Spark say all that it can of the DataFrame; `explain` and `show` print."""
+    """Read, and have Spark print all that it can of the DataFrame; `explain` and `show` print."""
     df = spark.read.format("statelog").options(**options).load()
     for mode in ("extended", "codegen", "cost", "formatted"):
         df.where("key > 0").explain(mode=mode)
@@ -123,7 +123,7 @@ def _write(directory: Path, spark: SparkSession, options: Mapping[str, str]) -> 
 
 
 def _misfits(directory: Path, spark: SparkSession, options: Mapping[str, str]) -> None:
-    """Rows that fail in a task: a change without a key."""
+    """Write rows that fail in a task: a change without a key."""
     rows = spark.createDataFrame([(None, 7)], "key long, n long").coalesce(1)
     rows.write.format("statelog").mode("append").options(**options).save()
 
@@ -163,7 +163,7 @@ def _checkpoint(directory: Path, options: Mapping[str, str]) -> str:
 
 
 def _end(query: StreamingQuery, directory: Path) -> None:
-    """Run a query over what is there, and keep what it says of itself."""
+    """Run a query over the present input, and record its own reports."""
     try:
         query.processAllAvailable()
         query.explain(True)

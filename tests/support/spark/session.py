@@ -1,12 +1,13 @@
 """A small Spark session, one for the whole run, as the fixture `spark`; and the archive of the classes of all Sparks.
 
-A short life of Spark spends more than half of its time on loading classes and modules. Java takes them ready from an
-archive, `spark-home/classes.jsa` in the virtual environment, which the first run of several processes makes beside its
-tests, by `python -m tests.support.spark.session`. Where there is none, or one of another Java's, Spark is slow.
+A short run of Spark spends more than half of its time on loading classes and modules. Java takes them ready from an
+archive, `spark-home/classes.jsa` in the virtual environment. The first run of several processes makes it concurrently
+with its tests, by `python -m tests.support.spark.session`. Without an archive, or with one of another Java's, Spark is
+slow.
 
-Spark's Python processes, five and more in a life, import pyspark from the archive `python/lib/pyspark.zip` below
+Spark's Python processes, five and more in a run, import pyspark from the archive `python/lib/pyspark.zip` below
 SPARK_HOME, and compile it each time. The home that these sessions name has no such archive, so that they import the
-package that is installed, as compiled. What is made by tests/support/spark/clusters.py has the real home.
+package that is installed, as compiled. Clusters of tests/support/spark/clusters.py have the real home.
 """
 
 import os
@@ -29,7 +30,7 @@ __all__ = ["SPARK_SETTINGS", "archiving", "open_session", "session_on", "spark"]
 _HOME = Path(sys.prefix).resolve() / "spark-home"  # One path, also where the environment is a link: Java compares.
 _ARCHIVE = _HOME / "classes.jsa"
 _JAVA = "spark.driver.extraJavaOptions"
-# A test's session ends before the optimising compiler has paid for itself; on two cores it doubles the work.
+# A test's session ends before the optimizing compiler has paid for itself; on two cores it doubles the work.
 _LIGHT = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -Xlog:cds*=off"
 
 SPARK_SETTINGS = {
@@ -44,19 +45,19 @@ SPARK_SETTINGS = {
     # Where executors have a Java of their own.
     "spark.executor.extraJavaOptions": f"{_LIGHT} -XX:SharedArchiveFile={_ARCHIVE}",
 }
-"""Of every session of the tests."""
+"""The settings of every session of the tests."""
 
 
 @pytest.fixture(scope="session")
 def spark() -> "Iterator[SparkSession]":
-    """A local session with two threads. Workers run this interpreter, with this path."""
+    """Yield a local session with two threads. Workers run this interpreter, with this path."""
     session = open_session({})
     yield session
     session.stop()
 
 
 def open_session(settings: Mapping[str, str], *, master: str = "local[2]", log_level: str = "ERROR") -> "SparkSession":
-    """The session of this process, with `settings` on top of those of every session."""
+    """Return the session of this process, with `settings` on top of those of every session."""
     os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
     os.environ["PYTHONPATH"] = os.pathsep.join(path for path in sys.path if path)
     os.environ["SPARK_HOME"] = str(_home())
@@ -64,7 +65,7 @@ def open_session(settings: Mapping[str, str], *, master: str = "local[2]", log_l
 
 
 def session_on(master: str, settings: Mapping[str, str], log_level: str = "ERROR") -> "SparkSession":
-    """The session of this process in the environment that it has."""
+    """Return the session of this process in the environment that it has."""
     from pyspark.sql import SparkSession  # Takes a second to import, which tests without Spark need not pay.
 
     builder = SparkSession.builder.master(master).appName("statelog-tests")
@@ -76,7 +77,10 @@ def session_on(master: str, settings: Mapping[str, str], log_level: str = "ERROR
 
 
 def _home() -> Path:
-    """A directory with Spark's programs and jars, and without its Python; made if there is none, or one of another."""
+    """Return a directory with Spark's programs and jars, and without its Python.
+
+    It is made if there is none, or one of another.
+    """
     import pyspark
 
     installed = Path(pyspark.__file__).parent
@@ -92,7 +96,7 @@ def _home() -> Path:
 
 @contextmanager
 def archiving() -> Generator[None]:
-    """Inside, the archive is being made, unless there is one."""
+    """Make the archive within the context, unless there is one."""
     if _ARCHIVE.exists() or not os.access(sys.prefix, os.W_OK):
         yield
         return
@@ -102,17 +106,17 @@ def archiving() -> Generator[None]:
 
 
 def _archive() -> None:
-    """A life of Spark with a query of each kind, whose Java leaves at its end what it loaded."""
+    """Run Spark with a query of each kind; its Java leaves an archive of the classes that it loaded at its end."""
     made = _ARCHIVE.with_suffix(f".{os.getpid()}")
     session = open_session({_JAVA: f"{_LIGHT} -XX:ArchiveClassesAtExit={made}"})
     java: subprocess.Popen[bytes] = cast("Any", session.sparkContext)._gateway.proc
     rows = session.createDataFrame([(key, key) for key in range(9)], "key long, n long").groupBy("key").sum("n")
     rows.mapInArrow(lambda batches: batches, rows.schema).collect()
     stream = session.readStream.format("rate").load().writeStream.format("memory").queryName("rates").start()
-    wait_for(lambda: bool(stream.lastProgress and stream.lastProgress["batchId"] > 0))  # Rows come without end.
+    wait_for(lambda: bool(stream.lastProgress and stream.lastProgress["batchId"] > 0))  # The rows never end.
     stream.stop()
     session.stop()
-    java.communicate()  # It ends when nobody can tell it anything any more.
+    java.communicate()  # It ends when no client is connected any more.
     made.replace(_ARCHIVE)
 
 

@@ -1,7 +1,7 @@
 """A streaming query as a process of its own, for tests that kill it: driver and JVM at once, workers a moment later.
 
 Run with a JSON object as its only argument (`StreamJob`); it leads a process group of its own. `pyspark.daemon` leads
-another one: its workers end when they find their JVM gone, and may finish a task until then. Changes go into Parquet,
+another one: its workers end when they find their JVM dead, and may finish a task until then. Changes go into Parquet,
 or as JSON into a topic.
 """
 
@@ -29,9 +29,9 @@ _TIMEOUT_S = 280
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StreamJob:
-    """One life of the query: with `to_end` it reads what is committed by now and ends, else it reads on for ever.
+    """One run of the query: with `to_end` it reads all that is committed by now and ends, else it reads on for ever.
 
-    With a `topic` Spark's own Kafka sink, which `jars` are of, takes the changes, else its file sink.
+    With a `topic` Spark's own Kafka sink, whose `jars` are given, takes the changes, else its file sink.
     """
 
     options: Mapping[str, str]
@@ -51,7 +51,7 @@ class StreamJob:
         return Path(self.directory) / "checkpoint"
 
     def start(self) -> "subprocess.Popen[bytes]":
-        """The process, which leads a group."""
+        """Start the process, which leads a group; return it."""
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
         with (Path(self.directory) / "job.log").open("ab") as output:
             return subprocess.Popen(
@@ -63,11 +63,11 @@ class StreamJob:
             )
 
     def batches(self) -> int:
-        """How many micro-batches Spark has committed."""
+        """Return how many micro-batches Spark has committed."""
         return _next_batch(self.checkpoint / "commits")
 
     def open_batch(self) -> tuple[int, int] | None:
-        """The ledger positions (start, end] of the micro-batch that was begun and is not committed, if there is one."""
+        """Return the ledger positions (start, end] of the micro-batch that was begun and not committed, if any."""
         number = self.batches()
         if _next_batch(self.checkpoint / "offsets") == number:
             return None
@@ -75,7 +75,7 @@ class StreamJob:
         return (self._offset(number - 1)["place"][0] if number else end["beginPlace"][0]), end["place"][0]
 
     def _offset(self, batch: int) -> dict[str, Any]:
-        """What Spark has written down as the end of a micro-batch."""
+        """Return the end of a micro-batch that Spark recorded."""
         text = (self.checkpoint / "offsets" / str(batch)).read_text("utf-8")
         return json.loads(text.splitlines()[-1])  # type: ignore[no-any-return]  # JSON has any type; an object here
 
@@ -99,7 +99,7 @@ class StreamJob:
 
 
 def _next_batch(directory: Path) -> int:
-    """One more than the newest batch of one of Spark's two logs."""
+    """Return one more than the newest batch of one of Spark's two logs."""
     names = [path.name for path in directory.iterdir()] if directory.exists() else []
     return max((int(name) + 1 for name in names if name.isdecimal()), default=0)
 
@@ -116,7 +116,7 @@ def _start(job: StreamJob, rows: DataFrame) -> StreamingQuery:
 
 
 def main() -> None:
-    """Run one life."""
+    """Run the query once."""
     job = StreamJob(**json.loads(sys.argv[1]))
     spark = open_session({"spark.driver.memory": "512m", "spark.jars": ",".join(job.jars)}, log_level="OFF")
     rows = spark.readStream.format("statelog").options(**job.options).load()

@@ -1,7 +1,7 @@
 """A sink that strikes: the real one, except that at one named point of one batch it kills the driver, JVM and Python
-alike, and nothing else, or fails, or waits. The job that has it is tests/support/spark/job.py.
+alike, and nothing else, or fails, or waits. tests/support/spark/job.py is the job that has it.
 
-Each of Spark's Python processes, seven in the shortest life, imports this module: it needs no more than the sink does.
+Each of Spark's Python processes, seven in the shortest run, imports this module: it needs no more than the sink does.
 
 Points: `task-begun` (its rows are there), `task-done` (on executors), `before-commit`, `commit-made` (the Commit
 exists, not sent), `committed` (the ledger shows it), `after-commit` (Spark's own commit log not yet written).
@@ -27,17 +27,17 @@ from statelog.spark.sink import StreamWriter, TaskResult
 __all__ = ["HOLD_TIMEOUT_S", "VARIABLE", "JobSettings", "StrikingSource", "StrikingWriter", "parent_of"]
 
 VARIABLE = "STATELOG_TEST_STRIKE"
-HOLD_TIMEOUT_S = 900  # As long as a test with all its lives may last: what is held then gives up.
+HOLD_TIMEOUT_S = 900  # As long as a test with all its runs may last: a held step then ends.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobSettings:
-    """One life of the job.
+    """One run of the job.
 
     `strike` is none, or happens once, at `point` of `batch`: kill (the driver and its JVM), executor (the JVM that the
     task runs in), worker (the Python process of the task), fail, or copied: it waits until Spark's speculation has
-    brought another attempt of the task to the same point, and goes on beside it. With `hold` whoever struck then waits
-    until `directory`/released is there, goes on, and leaves what came of it in `directory`/outcome-<point>.
+    brought another attempt of the task to the same point, and goes on concurrently with it. With `hold` the struck
+    process then waits until `directory`/released exists, goes on, and leaves its result in `directory`/outcome-<point>.
     """
 
     options: Mapping[str, str]
@@ -53,27 +53,27 @@ class JobSettings:
     extra: Mapping[str, str] = field(default_factory=dict[str, str])
 
     def to_json(self) -> str:
-        """As the job's argument."""
+        """Return the settings as the job's argument."""
         return json.dumps(asdict(self))
 
     @property
     def marker(self) -> Path:
-        """There once the strike has happened."""
+        """A file that exists once the strike has happened."""
         return Path(self.directory) / f"struck-{self.strike}-{self.point}-{self.batch}"
 
     @property
     def copy(self) -> Path:
-        """There once another attempt was at the point of the strike, too."""
+        """A file that exists once another attempt was at the point of the strike, too."""
         return Path(self.directory) / "copy"
 
     @property
     def outcome(self) -> Path:
-        """What came of the step that was held."""
+        """The result of the step that was held."""
         return Path(self.directory) / f"outcome-{self.point}"
 
     @property
     def released(self) -> Path:
-        """There when whoever is held may go on."""
+        """A file that exists when the held step may go on."""
         return Path(self.directory) / "released"
 
 
@@ -81,7 +81,7 @@ class StrikingWriter(StreamWriter):
     """The streaming writer, with a strike at a named point. Its settings come through the environment of the job."""
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> TaskResult:  # type: ignore[override]  # as Spark's own Arrow class
-        """As the real one; the first partition's first attempt may be struck."""
+        """Write as the real one does; the first partition's first attempt may be struck."""
         context = TaskContext.get()
         assert context is not None
         batch = int(context.getLocalProperty("streaming.sql.batchId") or -1)
@@ -96,7 +96,7 @@ class StrikingWriter(StreamWriter):
         return result
 
     def commit(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803  # Spark's name
-        """As the real one, with points around it."""
+        """Commit as the real one does, with points around it."""
         global _committing  # noqa: PLW0603  # The crash points of the committer know no batch.
         _committing = batchId
         _strike("before-commit", batchId)
@@ -113,11 +113,11 @@ class StrikingSource(StatelogSource):
 
     @classmethod
     def name(cls) -> str:
-        """Not the real one's name, which stays what it is."""
+        """Return a name of its own; the real one's name stays in use."""
         return "statelog_striking"
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> StrikingWriter:  # noqa: N802  # Spark's name
-        """The striking writer."""
+        """Return the striking writer."""
         return StrikingWriter(self.options, schema, overwrite=overwrite)
 
 
@@ -139,8 +139,8 @@ def _strike(point: str, batch: int) -> None:
     if settings.marker.exists():
         settings.copy.touch()
         return
-    # The daemon that forked us goes down with the JVM and takes its children along, unless they ignore its signal:
-    # a worker that lives on is the harder case.
+    # The daemon that forked us dies with the JVM and takes its children along, unless they ignore its signal. A worker
+    # that survives is the harder case.
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     settings.marker.touch()
@@ -171,5 +171,5 @@ def _await(path: Path) -> None:
 
 
 def parent_of(pid: int) -> int:
-    """The parent of a process."""
+    """Return the parent of a process."""
     return int(Path(f"/proc/{pid}/stat").read_text("ascii", "replace").rpartition(")")[2].split()[1])

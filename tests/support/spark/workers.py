@@ -1,4 +1,4 @@
-"""Workers of a session on the twins: what each keeps is its own, and a log is made at any root."""
+"""Workers of a session on the twins: each worker has its own cache, and a log is made at any root."""
 
 import time
 from collections.abc import Callable
@@ -21,13 +21,13 @@ CACHES = ((clients, "_logs"), (sink, "_committers"))
 
 
 def options_of(root: str, batch: int) -> WriteOptions:
-    """Those of a batch of the query `q`, which writes as `job`."""
+    """Return the options of a batch of the query `q`, which writes as `job`."""
     where = {"log": "visits", "root": root, "kafka.bootstrap.servers": "b:1"}
     return write_options({**where, "writerId": "job", "queryId": "q", "batchId": str(batch)}, streaming=False)
 
 
 def written(rig: TwinRig, options: WriteOptions, run_id: str | None = "run") -> TaskResult:
-    """The batch is planned, and its only task has run."""
+    """Plan the batch and run its only task; return the task's result."""
     task = plan_batch(options)
     writer = TaskWriter(rig.kafka().producer(), task, slot=options.batch_id or 0)
     writer.put(b"alice", b"%d" % task.checkpoint_id)
@@ -41,11 +41,11 @@ def write(rig: TwinRig, root: str, batch: int) -> None:
 
 
 def new_worker(clock: Callable[[], float] = time.monotonic) -> list[ProcessCache[Any, Any]]:
-    """What another worker of the session keeps, by this clock."""
+    """Return the cache of another worker of the session, by this clock."""
     return [ProcessCache[Any, Any](clock=clock) for _ in CACHES]
 
 
 def become(monkeypatch: pytest.MonkeyPatch, worker: list[ProcessCache[Any, Any]]) -> None:
-    """What goes on happens in this worker."""
+    """Run all later steps in this worker."""
     for (module, name), cache in zip(CACHES, worker, strict=True):
         monkeypatch.setattr(module, name, cache)
