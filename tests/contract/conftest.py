@@ -1,4 +1,4 @@
-"""What several contract suites share: a log's two places, and the Kafka port alone, twins and real ones in turn."""
+"""Shared fixtures of the contract suites: a log's two places, and the Kafka port alone, twins and real ones in turn."""
 
 import uuid
 from collections.abc import Callable, Iterator
@@ -24,7 +24,7 @@ from tests.support.services.proxied import BUSY, NETWORKS, Proxies
 
 
 class _Noting:
-    """An observer that notes the requests that it is told of."""
+    """An observer that records the requests that it gets."""
 
     def __init__(self) -> None:
         self.requests: list[Request] = []
@@ -43,7 +43,9 @@ class _Noting:
 
 
 def _marks(place: str, backend: str, loading: Loading) -> list[pytest.MarkDecorator]:
-    """Not every combination is worth a minute of every run: on a broker one backend stands for both."""
+    """Return the marks of a combination: few are worth a minute of every run; on a broker one backend stands
+    for both.
+    """
     often = (place, backend, loading) in {
         ("twin", "dict", Loading.FIRST),
         ("twin", "rocksdb", Loading.FIRST),
@@ -67,12 +69,12 @@ _PLACES = [
 
 _NETWORKS = [pytest.param(network, id=network.name, marks=pytest.mark.broker) for network in NETWORKS]
 _OVER_NETWORKS = frozenset({("test_writer_contract", BUSY.name), ("test_kafka_contract", BUSY.name)})
-"""The modules that run over another network each time; all others, and over all networks, do so in a soak."""
+"""The modules that run over another network in every run; a soak runs all modules over all networks."""
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Of what runs over other networks, only a part is worth its time in every run."""
+    """Select the tests over other networks: only a part is worth its time in every run."""
     for item in items:
         params: dict[str, object] = (
             item.callspec.params if isinstance(item, pytest.Function) and hasattr(item, "callspec") else {}
@@ -84,7 +86,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(params=["twin", pytest.param("real", marks=pytest.mark.broker), *_NETWORKS])
 def rig(request: pytest.FixtureRequest, log_name: str, tmp_path: Path) -> Iterator[LogRig]:
-    """A log's two places, in memory or real, near or far."""
+    """Yield a log's two places, in memory or real, local or remote."""
     if request.param == "twin":
         yield twin_rig(log_name)
         return
@@ -93,7 +95,7 @@ def rig(request: pytest.FixtureRequest, log_name: str, tmp_path: Path) -> Iterat
 
 
 def _bootstrap(request: pytest.FixtureRequest) -> str:
-    """host:port of the run's broker, or of the proxy before it that the test's network is."""
+    """Return host:port of the run's broker, or of the proxy before it that plays the test's network."""
     if isinstance(request.param, Provider):
         return cast("Proxies", request.getfixturevalue("proxies")).bootstrap(request.param)
     return cast("Broker", request.getfixturevalue("broker")).bootstrap
@@ -103,8 +105,9 @@ def _bootstrap(request: pytest.FixtureRequest) -> str:
 def tables(
     request: pytest.FixtureRequest, log_name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[TableRig]:
-    """Each backend in turn, on twins and on a broker; also where lives find a snapshot of tiny row groups, and load it
-    behind the table's back or never.
+    """Yield each backend in turn, on twins and on a broker.
+
+    Some variants find a snapshot of tiny row groups, and load it in the background or never.
     """
     place, backend, loading = cast("tuple[str, str, Loading]", request.param)
     made: LogRig = twin_rig(log_name)
@@ -121,7 +124,7 @@ def tables(
 
 @pytest.fixture
 def log(rig: LogRig) -> Iterator[Log]:
-    """A new log of opaque values under bytes keys."""
+    """Yield a new log of opaque values under bytes keys."""
     with rig.create() as created:
         yield created
 
@@ -136,7 +139,7 @@ def log(rig: LogRig) -> Iterator[Log]:
     ],
 )
 def kafka_world(request: pytest.FixtureRequest) -> Iterator[World]:
-    """Each implementation in turn; the real one on the session's broker, near or far."""
+    """Yield each implementation in turn; the real one on the session's broker, local or remote."""
     made = memory_world() if request.param in ("memory", "measured") else broker_world(_bootstrap(request))
     told = _Noting()
     if "measured" in str(request.param):
@@ -150,13 +153,13 @@ def kafka_world(request: pytest.FixtureRequest) -> Iterator[World]:
 
 @pytest.fixture
 def kafka(kafka_world: World) -> Kafka:
-    """The port under test."""
+    """Return the port under test."""
     return kafka_world.kafka
 
 
 @pytest.fixture
 def topic(kafka: Kafka) -> Iterator[str]:
-    """A new topic of three partitions, gone after the test."""
+    """Yield a new topic of three partitions, which is deleted after the test."""
     name = f"contract-{uuid.uuid4().hex[:12]}"
     kafka.create_topic(spec_of(name))
     yield name

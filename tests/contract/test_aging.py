@@ -1,7 +1,7 @@
-"""Logs on topics whose records Kafka deletes by their age: what is still needed stays young as long as rounds run, and
-what comes of age is told of long before, and loud once it is gone.
+"""Logs on topics whose records Kafka deletes by their age: needed records stay young as long as rounds run.
 
-On twins whose clock the test moves, and where Kafka deletes what has come of age when the test says so.
+A record that ages is reported long before Kafka deletes it, and its loss is an error. On twins whose clock the test
+moves, and where Kafka deletes old records when the test says so.
 """
 
 from collections.abc import Callable
@@ -52,7 +52,7 @@ WEEK = Provider(name="a week at most", least={"retention.ms": 0}, most={"retenti
 
 @dataclass
 class Aging:
-    """A log on a service that keeps records for a week, its clock, and what it has to hold."""
+    """A log on a service that retains records for a week, its clock, and the state that it must hold."""
 
     options: LogOptions = field(default_factory=lambda: LogOptions(partitions=2))
     waived: tuple[str, ...] = ("finite-retention",)
@@ -66,7 +66,7 @@ class Aging:
         self.environment = Environment(wall_clock=self.clock)
 
     def clock(self) -> float:
-        """Seconds since 1970."""
+        """Return the seconds since 1970."""
         return self.now_s
 
     @property
@@ -86,24 +86,24 @@ class Aging:
         self.model[key] = b"v"
 
     def roll_up(self, tmp_path: Path, **settings: Any) -> RoundOutcome:
-        """One round."""
+        """Run one round; return its outcome."""
         with Log.open("x", self.where) as log:
             return self.environment.run(run_round, log, replace(settings_for(tmp_path), **settings))
 
     def read(self) -> dict[Any, Any]:
-        """What a reader finds."""
+        """Return the state that a reader finds."""
         with Log.open("x", self.where) as log:
             recovery = self.environment.run(recover, log)
             with recovery:
                 return recovery.to_dict()
 
     def log_start(self, tmp_path: Path) -> Severity:
-        """What the doctor says of it."""
+        """Return the doctor's severity for the log start."""
         found = self.environment.run(examine, "x", self.where, settings_for(tmp_path))
         return next(one.severity for one in found if one.name == "log start")
 
     def pass_days(self, days: float) -> None:
-        """Time passes, and Kafka deletes what is older than a week."""
+        """Let time pass; Kafka deletes records that are older than a week."""
         self.now_s += days * DAY_S
         least_ms = (self.now_s - 7 * DAY_S) * 1000
         for topic, partitions in (("x", 2), ("x.ledger", 1)):
@@ -114,12 +114,12 @@ class Aging:
 
 
 def alarms(outcome: RoundOutcome) -> list[dict[str, Any]]:
-    """The facts of the alarms of a round."""
+    """Return the facts of the alarms of a round."""
     return [dict(one.facts) for one in shortfalls("x", outcome, 0.0) if one.kind is EventKind.NEED_AGING]
 
 
 def test_a_service_that_keeps_nothing_for_ever() -> None:
-    """No log is made there, but with a waiver of its own; then it is made with what the service has."""
+    """A service that retains nothing for ever needs a waiver of its own; then the log has the service's settings."""
     with pytest.raises(ConfigError, match=r"retention\.ms"), told("is made without"):
         Aging(waived=("min-insync",)).create()
     log = Aging()
@@ -135,7 +135,7 @@ def test_a_service_that_keeps_nothing_for_ever() -> None:
 
 @pytest.fixture
 def aging() -> Aging:
-    """One log of these."""
+    """Return such a log."""
     made = Aging()
     with told("made without"):
         made.create()
@@ -143,7 +143,7 @@ def aging() -> Aging:
 
 
 def test_an_idle_log_stays_whole_after_a_clock_that_was_ahead(aging: Aging, tmp_path: Path) -> None:
-    """What a materializer made in a time to come is renewed at once, and not when that time has come."""
+    """A manifest with a time in the future is renewed at once, and not when that time has come."""
     aging.write(b"a")
     right = aging.environment
     aging.environment = replace(right, wall_clock=lambda: aging.now_s + 365 * DAY_S)
@@ -158,7 +158,7 @@ def test_an_idle_log_stays_whole_after_a_clock_that_was_ahead(aging: Aging, tmp_
 
 
 def test_an_idle_log_stays_whole(aging: Aging, tmp_path: Path) -> None:
-    """Rounds put manifests without news now and then, so that nothing that is needed ages out; no alarm is raised."""
+    """An idle log stays whole: rounds put manifests without changes now and then, so that no needed record ages out."""
     aging.write(b"a")
     renewed = 0
     for _ in range(40):
@@ -177,7 +177,7 @@ def test_an_idle_log_stays_whole(aging: Aging, tmp_path: Path) -> None:
 
 
 def test_a_log_that_nobody_wrote_to_stays_whole(aging: Aging, tmp_path: Path) -> None:
-    """Its mark ages out, once a snapshot stands."""
+    """The mark of a log without writes may age out once a snapshot exists."""
     for _ in range(20):
         aging.pass_days(0.5)
         aging.roll_up(tmp_path)
@@ -186,7 +186,7 @@ def test_a_log_that_nobody_wrote_to_stays_whole(aging: Aging, tmp_path: Path) ->
 
 
 def test_what_no_commit_lists_may_age_out(aging: Aging, tmp_path: Path) -> None:
-    """A writer that died left chunks behind: Kafka deletes them, and nobody misses them."""
+    """Kafka may delete chunks that no commit lists, left by a writer that died: no reader misses them."""
     aging.write(b"a")
     with Log.open("x", aging.where) as log, pytest.warns(UncommittedChanges), Writer(log, "w") as writer:
         for number in range(20):
@@ -205,7 +205,7 @@ def test_what_no_commit_lists_may_age_out(aging: Aging, tmp_path: Path) -> None:
 
 
 def test_rounds_that_stopped_are_told_of_long_before(aging: Aging, tmp_path: Path) -> None:
-    """After half of the week a reader warns, and the round that runs at last alarms, with facts; then all is well."""
+    """A reader warns after half of the week, and the next round raises an alarm with facts; then all is well."""
     aging.write(b"a")
     aging.roll_up(tmp_path)
     aging.write(b"b")
@@ -228,7 +228,7 @@ def test_rounds_that_stopped_are_told_of_long_before(aging: Aging, tmp_path: Pat
 
 
 def test_a_need_that_aged_out_is_loud(aging: Aging, tmp_path: Path) -> None:
-    """For a reader and a round alike: it is a loss like any other."""
+    """A needed record that aged out is a loss like any other, for a reader and a round alike."""
     aging.write(b"a")
     aging.roll_up(tmp_path)
     aging.write(b"b")
@@ -240,7 +240,7 @@ def test_a_need_that_aged_out_is_loud(aging: Aging, tmp_path: Path) -> None:
 
 
 def test_what_is_kept_for_longer_than_kafka_keeps_its_tail_is_told_of(aging: Aging, tmp_path: Path) -> None:
-    """Snapshots are kept for ten days here, and the tails of the older ones age out: the round says whose."""
+    """Snapshots are retained for ten days here, and the tails of the older ones age out: the round names them."""
     policy = RetentionPolicy(keep=2, min_age_s=10 * DAY_S)
     aging.write(b"a")
     aging.roll_up(tmp_path, retention=policy)
@@ -262,7 +262,7 @@ def test_what_is_kept_for_longer_than_kafka_keeps_its_tail_is_told_of(aging: Agi
 def test_what_was_given_up_is_no_need(
     lose: Callable[[MemoryCluster, str, int, int], None], aging: Aging, tmp_path: Path
 ) -> None:
-    """Snapshots that are kept for long have a tail that is gone: no round ends of that, nor alarms."""
+    """Rounds over retained snapshots whose tails were accepted as lost neither fail nor raise an alarm."""
     policy = RetentionPolicy(keep=2, min_age_s=10 * DAY_S)
     with Log.open("x", aging.where) as log:
         beside, (key, *keys) = key_in(log, 1), islice(keys_in(0, 2, log.descriptor.key_groups), 3)
@@ -291,7 +291,7 @@ def test_what_was_given_up_is_no_need(
 
 
 def counted(cluster: MemoryCluster, monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The topics of every request to delete records, from now on."""
+    """Return the topics of every request to delete records, from now on."""
     asked: list[str] = []
     original = MemoryKafka.delete_records
 
@@ -328,7 +328,7 @@ def test_a_log_that_kafka_truncates(provider: Provider, tmp_path: Path, monkeypa
 
 
 def test_the_hint_of_a_create_without_the_request() -> None:
-    """It names the way out, as an option of the log."""
+    """The hint of a create without the request names the way out, as an option of the log."""
     log = Aging(LogOptions(partitions=2), (), WARPSTREAM)
     with pytest.raises(ConfigError, match="DeleteRecords") as caught:
         log.create()
@@ -336,7 +336,7 @@ def test_the_hint_of_a_create_without_the_request() -> None:
 
 
 def test_a_topic_that_keeps_less_than_the_log_was_told(tmp_path: Path) -> None:
-    """It is refused by name, and one that keeps more is fine."""
+    """A topic that retains less than the log's option says is refused by name; one that retains more is accepted."""
     log = Aging(LogOptions(partitions=2, truncation="retention", retention_days=7), (), APACHE)
     log.create()
     for kept_ms in ("-1", str(8 * 86_400_000)):
@@ -350,8 +350,8 @@ def test_a_topic_that_keeps_less_than_the_log_was_told(tmp_path: Path) -> None:
 
 
 def test_who_truncates_is_asked_for_with_the_topics(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As long as the cluster is not asked anew, neither is the store. Who asks meanwhile when records are deleted, such
-    as a round that looks for what is near that, is not told that they are kept.
+    """The store is asked who truncates only when the cluster is asked again. Until then a round that checks for records
+    near their deletion does not learn that they are retained.
     """
     log = Aging(LogOptions(partitions=2, truncation="retention", retention_days=7), (), APACHE)
     log.create()
@@ -372,7 +372,7 @@ def test_who_truncates_is_asked_for_with_the_topics(monkeypatch: pytest.MonkeyPa
 
 
 def test_options_that_differ_are_refused() -> None:
-    """Of an existing log, and of one whose create died."""
+    """Options that differ are refused, for an existing log and for one whose create died."""
     log = Aging(LogOptions(partitions=2, truncation="retention"), (), APACHE)
     log.create()
     for said in (LogOptions(truncation="delete-records"), LogOptions(truncation="retention", retention_days=9)):
@@ -392,7 +392,7 @@ def test_options_that_differ_are_refused() -> None:
 
 
 def test_a_log_changes_from_one_to_the_other_and_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With the topics as they are at each step, a process dying after any of them: nothing is lost or refused."""
+    """A log changes from one mode to the other and back, and a death after any step loses or refuses nothing."""
     log = Aging(LogOptions(partitions=2), (), APACHE)
     log.create()
 
@@ -432,7 +432,7 @@ def test_a_log_changes_from_one_to_the_other_and_back(tmp_path: Path, monkeypatc
 
 
 def test_a_service_without_the_request_takes_no_other_mode() -> None:
-    """It is proved before the log is told."""
+    """A service without the request takes no other mode: the proof comes before the log's file changes."""
     log = Aging(LogOptions(partitions=2, truncation="retention"), (), WARPSTREAM)
     log.create()
     for topic in ("x", "x.ledger"):
@@ -444,7 +444,7 @@ def test_a_service_without_the_request_takes_no_other_mode() -> None:
 
 
 def test_what_another_log_was_told_does_not_count(tmp_path: Path) -> None:
-    """A file that a create left behind, or that was copied here, is no word on this log."""
+    """A file that another create left behind, or that was copied here, does not decide for this log."""
     log = Aging(LogOptions(partitions=2, truncation="retention"), (), APACHE)
     log.create()
     with Log.open("x", log.where) as opened:
@@ -459,8 +459,8 @@ def test_what_another_log_was_told_does_not_count(tmp_path: Path) -> None:
 
 
 def test_a_log_that_kafka_truncates_on_both(rig: LogRig, tmp_path: Path) -> None:
-    """Made, written, rolled up by daemons that are started anew, recovered; no record is deleted, and one that is gone
-    all the same, as those that have come of age are, is a loss for readers and daemons.
+    """No record is deleted of a log that Kafka truncates: made, written, rolled up by restarted daemons, recovered. An
+    aged-out record is a loss for readers and daemons.
     """
     model: dict[bytes, bytes] = {}
     Log.create(rig.name, rig.where(), LogOptions(partitions=2, truncation="retention", retention_days=3)).close()

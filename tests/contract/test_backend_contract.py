@@ -1,4 +1,4 @@
-"""What every backend of a table keeps by itself, without a log: changes in bulk are those of commit after commit."""
+"""The promises of every backend of a table by itself, without a log: changes in bulk equal commit after commit."""
 
 import json
 from collections.abc import Callable, Iterator
@@ -42,7 +42,7 @@ Make = Callable[[KeyRule, ValueRule], Store]
 
 @pytest.fixture(params=["dict", "rocksdb"])
 def make(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Make]:
-    """Each backend in turn, empty."""
+    """Yield each backend in turn, empty."""
     made: list[Store] = []
     homes: list[StateDirectory] = []
 
@@ -82,7 +82,7 @@ def _keys(
 
 
 def _table(keys: KeyRule, values: ValueRule, changes: dict[Any, Any]) -> pa.Table:
-    """Changes as the log gives them, in two chunks."""
+    """Return the changes as the log gives them, in two chunks."""
     columns = {
         "key_group": pa.array(np.asarray(keys.groups_of(list(changes)), np.uint16)),
         "op": pa.array([DELETE if value is None else PUT for value in changes.values()], pa.uint8()),
@@ -108,7 +108,7 @@ def _table(keys: KeyRule, values: ValueRule, changes: dict[Any, Any]) -> pa.Tabl
 )
 @pytest.mark.parametrize("schema", [OPAQUE, TYPED], ids=["bytes", "typed"])
 def test_in_bulk_and_by_commits(make: Make, keys: KeyRule, some: list[Any], schema: ValueSchema) -> None:
-    """`load` and `move` lead to the state that `apply` leads to, for all kinds of keys and values, deletes too."""
+    """`load` and `move` lead to the same state as `apply`, for all kinds of keys and values, and for deletes."""
     values = ValueRule(schema)
 
     def value(n: int) -> Any:
@@ -122,7 +122,7 @@ def test_in_bulk_and_by_commits(make: Make, keys: KeyRule, some: list[Any], sche
     for i, changes in enumerate((first, second, third)):
         applied.apply(changes, StatePlace(Place(i + 1)))
         loaded.load(_table(keys, values, changes))
-        if i != 1:  # Two commits may be loaded before the place moves.
+        if i != 1:  # Two commits may be loaded before the position moves.
             loaded.move(StatePlace(Place(i + 1)))
     expected = {some[1]: value(7), some[2]: value(2), some[3]: value(9)}
     for one in (loaded, applied):
@@ -161,7 +161,7 @@ _KINDS: dict[str, tuple[KeyRule, Callable[[int], Any]]] = {
 
 @pytest.mark.parametrize(("keys", "key"), _KINDS.values(), ids=_KINDS)
 def test_large_commits(make: Make, keys: KeyRule, key: Callable[[int], Any]) -> None:
-    """What many keys become in bulk is what each becomes by itself: every key is found where it lies."""
+    """Many keys in bulk become the same as each by itself: every key is found where it lies."""
     first: dict[Any, bytes | None] = {key(n): b"%d" % n for n in range(5000)}
     second: dict[Any, bytes | None] = {key(n): b"new" if n % 2 else None for n in range(2000, 7000)}
     backend, expected = make(keys, ValueRule(OPAQUE)), {**first, **second}
@@ -172,5 +172,5 @@ def test_large_commits(make: Make, keys: KeyRule, key: Callable[[int], Any]) -> 
     live = {one: value for one, value in expected.items() if value is not None}
     assert dict(backend.items(None)) == live
     assert list(backend.range(None, None)) == sorted(live.items())
-    backend.load(_table(keys, ValueRule(OPAQUE), {}))  # Behind which it keeps nothing of its newest commits.
+    backend.load(_table(keys, ValueRule(OPAQUE), {}))  # After it the backend holds nothing of its newest commits.
     assert all(backend.get(one) == value for one, value in expected.items())

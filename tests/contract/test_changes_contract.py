@@ -1,4 +1,4 @@
-"""What committed changes between two states promise, on the in-memory twins and on a real broker alike."""
+"""The promises of committed changes between two states, on the in-memory twins and on a real broker alike."""
 
 import json
 import time
@@ -30,7 +30,7 @@ _SECOND = {
 
 
 class _Place(NamedTuple):
-    """Where logs are made, the brokers' time in seconds, and how to let some pass."""
+    """A place for logs, the brokers' time in seconds, and a way to let some pass."""
 
     rig: LogRig
     now_s: Callable[[], float]
@@ -39,7 +39,7 @@ class _Place(NamedTuple):
 
 @pytest.fixture(params=["twin", pytest.param("real", marks=pytest.mark.broker)])
 def place(request: pytest.FixtureRequest, log_name: str, tmp_path: Path) -> Iterator[_Place]:
-    """A log's two places, with times, in memory or real."""
+    """Yield a log's two places, with times, in memory or real."""
     if request.param == "real":
         broker = cast("Broker", request.getfixturevalue("broker"))
         yield _Place(real_rig(log_name, broker.bootstrap, tmp_path / "root"), time.time, lambda: time.sleep(0.02))
@@ -50,7 +50,7 @@ def place(request: pytest.FixtureRequest, log_name: str, tmp_path: Path) -> Iter
 
 
 def _rows(log: Log, *bounds: Any, **options: Any) -> list[tuple[Any, ...]]:
-    """Key, op, value, writer and checkpoint of the changes, by position and key."""
+    """Return key, op, value, writer and checkpoint of the changes, by position and key."""
     found: list[tuple[Any, ...]] = []
     for batch in read_changes(log, plan_changes(log, *bounds, **options)):
         names = ("position", "key", "op", "value", "writer", "checkpoint")
@@ -59,9 +59,11 @@ def _rows(log: Log, *bounds: Any, **options: Any) -> list[tuple[Any, ...]]:
 
 
 def test_changes_between_times(place: _Place) -> None:
-    """Each commit carries its broker's time; a range between two times has the commits from the first, inclusive, to
-    the second, exclusive. Times before and behind all records are the ends of what the log holds. A state at a time has
-    the commits before it."""
+    """A range between two times has the commits from the first, inclusive, to the second, exclusive.
+
+    Each commit carries its broker's time. Times before and behind all records are the ends of the log. A state at a
+    time has the commits before it.
+    """
     with place.rig.create() as log:
         times: list[int] = []
         with Writer(log, "w") as writer:
@@ -88,8 +90,10 @@ def test_changes_between_times(place: _Place) -> None:
 
 
 def test_a_time_among_truncated_changes_is_told(place: _Place, tmp_path: Path) -> None:
-    """A start or an end that may lie below the log's start is NotFound with the way out, and is never moved up to what
-    is left, also if a snapshot of what was truncated is a little older: clocks differ."""
+    """A start or an end that may lie below the log's start is NotFound with the way out, and is never moved up.
+
+    This holds also if a snapshot of the truncated changes is a little older: clocks differ.
+    """
     times: list[int] = []
     with place.rig.create() as log, Writer(log, "w") as writer:
         for number in range(3):
@@ -109,7 +113,7 @@ def test_a_time_among_truncated_changes_is_told(place: _Place, tmp_path: Path) -
 
 
 def test_a_time_since_a_snapshot_is_held(tmp_path: Path) -> None:
-    """All that was truncated is in a snapshot that was there well before the time: nothing of that time is missing."""
+    """A time is complete if a snapshot that existed well before it holds all truncated changes."""
     twin = TwinLog()
     for number in range(3):
         twin.now_s += 3600
@@ -123,8 +127,10 @@ def test_a_time_since_a_snapshot_is_held(tmp_path: Path) -> None:
 
 
 def test_values_of_a_range_have_one_schema(place: _Place) -> None:
-    """Changes written with two schemas come in the newest, deletes with a null; or in one that was asked for, if it is
-    not older than some value."""
+    """Changes written with two schemas come in the newest, deletes with a null.
+
+    A reader may ask for another schema that is not older than some value.
+    """
     with place.rig.create(value_schema=json.dumps(_FIRST)) as log:
         with Writer(log, "w") as writer:
             writer.put(b"a", {"n": 1})
@@ -146,8 +152,10 @@ def test_values_of_a_range_have_one_schema(place: _Place) -> None:
 
 
 def test_a_held_plan_outlives_rounds_and_one_that_is_not_says_so(place: _Place, tmp_path: Path) -> None:
-    """Rounds that truncate the log leave what a lease holds; once it is released, tasks raise OffsetGone, and planning
-    says what the log holds. A plan of many commits is few tasks."""
+    """Rounds that truncate the log leave the range of a lease. After its release, tasks raise OffsetGone.
+
+    Planning then names the range that the log holds. A plan of many commits is few tasks.
+    """
     with place.rig.create() as log, Writer(log, "w") as writer:
         for number in range(5):
             for key in range(50):
@@ -185,7 +193,7 @@ def test_a_held_plan_outlives_rounds_and_one_that_is_not_says_so(place: _Place, 
 
 
 def test_a_log_without_times_says_so(log_name: str) -> None:
-    """Where the ledger's records bear no broker's time, a range of times is refused, and timestamps are null."""
+    """Where the ledger's records carry no broker time, a range of times is refused, and timestamps are null."""
     rig = twin_rig(log_name)
     with rig.create() as log, Writer(log, "w") as writer:
         writer.put(b"key", b"value")

@@ -18,7 +18,7 @@ TEXT = '{"type": "record", "name": "V", "fields": [{"name": "text", "type": "str
 
 
 def test_commit_every(tables: TableRig) -> None:
-    """Early calls put off, one that is late or finds too many keys commits, and the end of the block does the rest."""
+    """Early calls are deferred, a late call or one with too many keys commits, and the block's end commits the rest."""
     now_s = [0.0]
     environment, settings = Environment(clock=lambda: now_s[0]), TableSettings(uncommitted_changes_max=5)
     with tables.open(environment=environment, settings=settings) as table:
@@ -53,7 +53,7 @@ def test_bytes_are_bounded(tables: TableRig) -> None:
 
 
 def test_commit_every_in_a_transaction(tables: TableRig) -> None:
-    """Is refused as soon as there is something to commit, however early it is."""
+    """A call in a transaction is refused as soon as there are changes to commit, however early it is."""
     with tables.open() as table:
         table.commit({"offset": 0})
         table.commit_every(1e9, {"offset": 0})
@@ -69,7 +69,7 @@ def test_commit_every_in_a_transaction(tables: TableRig) -> None:
 def test_a_progress_refused_in_a_transaction_was_never_named(
     tables: TableRig, named: dict[str, int], is_changed_first: bool
 ) -> None:
-    """The transaction is undone, and what was changed before it is not the state of that progress."""
+    """A refused call in a transaction is undone, and the changes before it are not the state of its progress."""
     with pytest.raises(NotCommitted), tables.open() as table:
         table.commit({"offset": 1})
         table[b"k"] = b"1"
@@ -114,7 +114,10 @@ def _undo_and_put(table: Table[Any, Any]) -> None:
 def test_changes_behind_what_was_put_off(
     tables: TableRig, change: Callable[[Table[Any, Any]], None], lost: int, *, is_kept: bool, every: bool
 ) -> None:
-    """Are discarded, and raise; what was put off is committed without them, unless they replaced a value of it."""
+    """Changes after a deferred commit are discarded, and raise; the deferred ones are committed without them.
+
+    If a change replaced a deferred value, nothing is committed.
+    """
     settings = TableSettings(every_change=every)
     with pytest.raises(NotCommitted, match="`commit`") as told, tables.open(settings=settings) as table:
         table.commit({"offset": 1})
@@ -129,7 +132,7 @@ def test_changes_behind_what_was_put_off(
 
 
 def test_changes_behind_an_early_and_a_late_call(tables: TableRig) -> None:
-    """A call that commits at once is a boundary, too, whatever is replaced behind it."""
+    """A call that commits at once is a boundary, too, whatever later changes replace."""
     with pytest.raises(NotCommitted), tables.open() as table:
         table[b"a"] = b"1"
         table.commit_every(0.0, {"offset": 1})
@@ -139,7 +142,7 @@ def test_changes_behind_an_early_and_a_late_call(tables: TableRig) -> None:
 
 
 def test_a_transaction_that_is_rolled_back_changes_nothing(tables: TableRig) -> None:
-    """However it ends: the state is that of the progress that was named before it."""
+    """A transaction that is rolled back leaves the state of the progress that was named before it, however it ends."""
     with tables.open() as table:
         table[b"k"] = b"1"
         table.commit_every(1e9, {"offset": 1})
@@ -159,7 +162,7 @@ def test_a_transaction_that_is_rolled_back_changes_nothing(tables: TableRig) -> 
 
 
 def test_an_error_in_the_block_commits_nothing(tables: TableRig) -> None:
-    """Neither what was put off, nor what was changed; and the error comes out as it is."""
+    """An error in the block commits neither deferred nor later changes; the error comes out unchanged."""
     with pytest.raises(RuntimeError, match="mine"), tables.open() as table:
         table[b"k"] = b"v"
         table.commit_every(1e9, {"offset": 1})
@@ -169,7 +172,10 @@ def test_an_error_in_the_block_commits_nothing(tables: TableRig) -> None:
 
 
 def test_without_progress_the_end_of_the_block_commits(tables: TableRig) -> None:
-    """All of it, also what came behind a commit, as with shelve and sqlite3; and nothing if nothing was changed."""
+    """Without progress the end of the block commits all changes, also later ones, as shelve and sqlite3 do.
+
+    If nothing changed it commits nothing.
+    """
     with tables.open() as table:
         table[b"a"] = b"1"
     with tables.open() as table:
@@ -189,7 +195,10 @@ def test_without_progress_the_end_of_the_block_commits(tables: TableRig) -> None
 
 
 def test_without_progress_an_error_in_the_block_commits_nothing(tables: TableRig) -> None:
-    """Nor does the end of a table inside of a transaction, whose changes may still be undone."""
+    """Without progress an error in the block commits nothing.
+
+    The end of a table inside of a transaction commits nothing either: its changes may still be undone.
+    """
     with pytest.raises(ZeroDivisionError), tables.open() as table:
         table[b"a"] = b"1"
         raise ZeroDivisionError
@@ -202,7 +211,10 @@ def test_without_progress_an_error_in_the_block_commits_nothing(tables: TableRig
 
 
 def test_with_progress_the_end_of_the_block_discards_what_came_behind_it(tables: TableRig) -> None:
-    """With an error: whichever life named the progress, and by whichever call."""
+    """With progress the end of the block discards later changes with an error.
+
+    It does so whichever incarnation named the progress, and by whichever call.
+    """
     with pytest.raises(NotCommitted), tables.open() as table:
         table[b"a"] = b"1"
         table.commit({"offset": 1})
@@ -214,7 +226,7 @@ def test_with_progress_the_end_of_the_block_discards_what_came_behind_it(tables:
 
 
 def test_the_end_of_the_block_raises_what_a_commit_raises(tables: TableRig, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The table is released all the same, and what could not be committed is not there."""
+    """The end of the block raises the error of its commit; the table is released, without the uncommitted changes."""
     with monkeypatch.context() as patched, pytest.raises(InvalidChange), tables.open() as table:
         table[b"a"] = b"1"
         for name in ("append_batch", "put"):

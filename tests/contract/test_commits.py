@@ -1,4 +1,4 @@
-"""What a commit carries and what it is called: metadata and checkpoint ids, on the twins and on a real broker."""
+"""The metadata and checkpoint ids of a commit, on the twins and on a real broker."""
 
 import pytest
 
@@ -11,7 +11,7 @@ from tests.support.rigs.log import LogRig
 
 
 def test_metadata_come_back_as_what_they_are(rig: LogRig, log: Log) -> None:
-    """Text, whole numbers, fractions and booleans keep their types: in the next life, and in a recovery."""
+    """Text, whole numbers, fractions and booleans keep their types in the next incarnation and in a recovery."""
     given: Metadata = {"text": "5", "whole": -(1 << 63), "one": 1, "yes": True, "fraction": 1.0, "": "\N{SNOWMAN}"}
     with Writer(log, "w") as writer:
         writer.commit(given, checkpoint_id=1)
@@ -29,7 +29,7 @@ def test_metadata_come_back_as_what_they_are(rig: LogRig, log: Log) -> None:
 
 
 def test_without_an_id_the_next_checkpoint_is_made(rig: LogRig, log: Log) -> None:
-    """One more than the last: in this life or the one before, and than the last that is still under way."""
+    """Without an id the next checkpoint is one more than the last, in flight or of the previous incarnation too."""
     with Writer(log, "w") as writer:
         assert writer.commit().checkpoint.id == 1
         assert writer.commit(checkpoint_id=5).checkpoint.id == 5
@@ -43,7 +43,7 @@ def test_without_an_id_the_next_checkpoint_is_made(rig: LogRig, log: Log) -> Non
 
 
 def test_behind_the_last_id_there_is_none(log: Log) -> None:
-    """The greatest id is the last: the next one is refused, and not begun anew."""
+    """The greatest id is the last: the next one is refused, and ids do not start again."""
     with Writer(log, "w") as writer:
         writer.commit(checkpoint_id=(1 << 63) - 1)
         with pytest.raises(CheckpointMismatch, match="from 1 to 2\\^63 - 1"):

@@ -1,5 +1,6 @@
-"""Somebody lets Kafka delete the records of a living log: writers that are open say so and go on, none can be opened,
-and rounds go on with an alarm, for their snapshots save what Kafka is about to delete.
+"""Kafka deletes the records of a log in use: open writers warn and go on, and no writer can be opened.
+
+Rounds go on with an alarm, for their snapshots save the records that Kafka is about to delete.
 """
 
 from pathlib import Path
@@ -23,7 +24,7 @@ SETTINGS = [("retention.ms", "86400000"), ("retention.bytes", "1000000000")]
 
 
 def reason_of(events: list[Event], outcome: RoundOutcome) -> Any:
-    """What the one alarm of a round says, which is what its outcome does."""
+    """Return the reason of a round's one alarm, which is its outcome's."""
     alarms = [event for event in events if event.kind is EventKind.TOPICS_DELETE]
     assert isinstance(outcome, CompletedRound | SkippedRound)
     assert [event.facts["reason"] for event in alarms] == [outcome.deletions] * bool(outcome.deletions)
@@ -32,7 +33,10 @@ def reason_of(events: list[Event], outcome: RoundOutcome) -> Any:
 
 @pytest.mark.parametrize(("setting", "value"), SETTINGS)
 def test_a_writer_that_is_open_goes_on_and_says_so_within_a_minute(rig: LogRig, setting: str, value: str) -> None:
-    """And again each minute, until the setting is corrected; no commit fails for it."""
+    """An open writer goes on and warns within a minute, then every minute until the setting is corrected.
+
+    No commit fails for it.
+    """
     now_s = [0.0]
     environment = Environment(clock=lambda: now_s[0], start=inline)
     with environment.run(rig.create) as log, environment.run(Writer, log, "w") as writer:
@@ -59,7 +63,9 @@ def test_a_writer_that_is_open_goes_on_and_says_so_within_a_minute(rig: LogRig, 
 @pytest.mark.parametrize(("setting", "value"), SETTINGS)
 @pytest.mark.parametrize("topic", ["data_topic", "ledger_topic"])
 def test_a_round_goes_on_and_alarms(rig: LogRig, tmp_path: Path, topic: str, setting: str, value: str) -> None:
-    """Each round does, also one that has nothing to do, and whether its log was opened before the change or after."""
+    """Every round goes on with an alarm, also one without work, whether its log was opened before the change or
+    after.
+    """
     events: list[Event] = []
     with rig.create() as log:
         daemon = Materializer(log, settings_for(tmp_path), on_event=events.append)
@@ -85,7 +91,7 @@ def test_a_round_goes_on_and_alarms(rig: LogRig, tmp_path: Path, topic: str, set
 
 
 def test_what_no_snapshot_saves_stops_a_round(rig: LogRig, tmp_path: Path) -> None:
-    """Compaction does not delete by age: there a round could not truncate, and it refuses as before."""
+    """A round stops on a compacted topic: it could not truncate there, and compaction does not delete by age."""
     with rig.create() as log:
         rig.set_topic_config(log.data_topic, {"cleanup.policy": "compact"})
         with pytest.raises(UnsafeTopic, match=r"cleanup\.policy"):

@@ -1,5 +1,6 @@
-"""Two clusters behind one name: whoever had a log open, and whoever opens it, is refused by another cluster's identity,
-also where it has mirrored the topics, at other offsets. On the twins, and on a real broker.
+"""Two clusters behind one name: every open or opening log is refused by another cluster's identity.
+
+This holds also where that cluster has mirrored the topics, at other offsets. On the twins, and on a real broker.
 """
 
 import time
@@ -27,7 +28,7 @@ WAIT_S = 60.0
 
 
 class Elsewhere(Enum):
-    """What the other cluster has of the log's topics."""
+    """The part of the log's topics that the other cluster has."""
 
     NOTHING = "no topics"
     MIRROR = "a byte mirror"
@@ -36,7 +37,7 @@ class Elsewhere(Enum):
 
 
 def fail_over(rig: LogRig, elsewhere: Elsewhere) -> dict[str, dict[int, OffsetRange]]:
-    """From now on another cluster answers. What its topics hold then."""
+    """Let another cluster answer from now on; return its topics' offset ranges."""
     kafka, found = rig.kafka(), dict[str, dict[int, OffsetRange]]()
     for topic in (rig.name, f"{rig.name}.ledger"):
         if elsewhere is Elsewhere.NOTHING:
@@ -54,7 +55,7 @@ def fail_over(rig: LogRig, elsewhere: Elsewhere) -> dict[str, dict[int, OffsetRa
 
 
 def commit(writer: Writer) -> None:
-    """One more."""
+    """Commit one more change."""
     writer.put(b"k", b"elsewhere")
     writer.commit()
 
@@ -70,8 +71,9 @@ BY_WHO_HAD_IT_OPEN: tuple[Callable[[Log, Path], object], ...] = (
 def test_another_cluster_is_refused_at_every_door(
     rig: LogRig, elsewhere: Elsewhere, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """By its ids, before anything is read for true or written: a log that was open, one that is opened, and what was at
-    work in between.
+    """Another cluster is refused by its ids before anything is believed or written.
+
+    The log that was open, a log being opened, and running work all refuse it.
     """
     tables = TableRig(rig, tmp_path / "state")
     with ExitStack() as opened:
@@ -94,7 +96,7 @@ def test_another_cluster_is_refused_at_every_door(
             recover(log, resume=Cursor.from_json(cursor.to_json()))
         with pytest.raises(IdentityChanged):
             recover(log, at_least=log.place)
-        monkeypatch.setattr(history, "IDENTIFY_S", 0.0)  # As in a minute.
+        monkeypatch.setattr(history, "IDENTIFY_S", 0.0)  # As if a minute had passed.
         time.sleep(COMPARE_S)
         with told("has failed"), pytest.raises(IdentityChanged):
             standby.refresh()

@@ -27,15 +27,15 @@ class _None:
     """A log without snapshots."""
 
     def newest_sound(self, *, max_age_s: float = 0.0) -> None:
-        """There is none."""
+        """Return None: the log has no snapshot."""
 
     def at(self, position: int) -> None:
-        """There is none."""
+        """Return None: the log has no snapshot."""
 
 
 @pytest.fixture
 def ledger(kafka: Kafka) -> Iterator[str]:
-    """A new topic that begins with a mark."""
+    """Yield a new topic that begins with a mark."""
     name = f"history-{uuid.uuid4().hex[:12]}"
     kafka.create_topic(spec_of(name))
     write_all(kafka, name, 0, [encode(Mark(bytes(32)))])
@@ -45,7 +45,7 @@ def ledger(kafka: Kafka) -> Iterator[str]:
 
 @pytest.fixture
 def history(kafka: Kafka, ledger: str) -> Iterator[History]:
-    """One that follows it."""
+    """Yield a history that follows it."""
     source = LedgerSource(kafka=kafka, topic=ledger, identity=_IDENTITY, snapshots=_None())
     with History(source) as made:
         yield made
@@ -87,7 +87,7 @@ def committed(history: History, producer: Producer, number: int, epoch: int, non
 
 
 def in_threads(work: Callable[[int], None]) -> None:
-    """Do it for each number in a thread of its own."""
+    """Do the work for each number in a thread of its own."""
     errors: list[BaseException] = []
 
     def run(number: int) -> None:
@@ -107,7 +107,7 @@ def in_threads(work: Callable[[int], None]) -> None:
 
 
 def test_many_writers_share_one_fold(kafka: Kafka, history: History, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each has its own verdicts, all are right, and a record is folded once."""
+    """Many writers share one fold: each has its own verdicts, all are right, and a record is folded once."""
     folded: Counter[int] = Counter()
     apply = LedgerFold.apply
 
@@ -135,7 +135,7 @@ def test_many_writers_share_one_fold(kafka: Kafka, history: History, monkeypatch
 
 
 def test_a_void_record_is_told(kafka: Kafka, history: History) -> None:
-    """Whose epoch is over learns why."""
+    """A writer whose epoch has ended learns why its record is void."""
     producer = kafka.producer()
     old, nonce = opened(history, producer, 0)
     opened(history, producer, 0)
@@ -145,7 +145,7 @@ def test_a_void_record_is_told(kafka: Kafka, history: History) -> None:
 
 
 def test_what_others_append_is_read(kafka: Kafka, ledger: str, history: History) -> None:
-    """A History of another process sees it by its next read."""
+    """A record that another process appended is read: a History of another process sees it by its next read."""
     source = LedgerSource(kafka=kafka, topic=ledger, identity=_IDENTITY, snapshots=_None())
     producer = kafka.producer()
     with History(source) as other:
@@ -160,7 +160,7 @@ def test_what_others_append_is_read(kafka: Kafka, ledger: str, history: History)
 
 
 def waiting(history: History, position: int, timeout_s: float = TIMEOUT_S) -> "Future[tuple[bool, float]]":
-    """Wait in a thread of its own. The result says what was told, and after how many seconds."""
+    """Wait in a thread of its own. The result is the wait's answer, and the seconds that it took."""
 
     def wait() -> tuple[bool, float]:
         began_s = time.monotonic()
@@ -170,7 +170,10 @@ def waiting(history: History, position: int, timeout_s: float = TIMEOUT_S) -> "F
 
 
 def test_a_wait_ends_with_the_next_record(kafka: Kafka, ledger: str, history: History) -> None:
-    """For every thread that waits, well before its time is over; and at once where there is something already."""
+    """A wait ends with the next record for every waiting thread, well before its time is over.
+
+    It ends at once if a record exists already.
+    """
     position = history.read().place.position
     waits = [waiting(history, position) for _ in range(3)]
     time.sleep(0.5)
@@ -185,14 +188,14 @@ def test_a_wait_ends_with_the_next_record(kafka: Kafka, ledger: str, history: Hi
 
 
 def test_a_wait_without_a_record_ends_with_its_time(history: History) -> None:
-    """It tells that nothing came."""
+    """A wait without a record ends with its time, and reports that nothing came."""
     is_told, took_s = waiting(history, history.read().place.position, 1.0).result(TIMEOUT_S)
     assert not is_told
     assert 0.5 < took_s < TIMEOUT_S / 2
 
 
 def test_a_wait_ends_soon_when_it_is_to_end(kafka: Kafka, ledger: str) -> None:
-    """By its caller, and by the end of the history."""
+    """A wait ends soon after its caller or the history ends it."""
     over = threading.Event()
     with History(LedgerSource(kafka=kafka, topic=ledger, identity=_IDENTITY, snapshots=_None())) as history:
         position = history.read().place.position
@@ -206,7 +209,10 @@ def test_a_wait_ends_soon_when_it_is_to_end(kafka: Kafka, ledger: str) -> None:
 
 
 def test_nobody_waits_for_a_thread_that_waits(kafka: Kafka, history: History) -> None:
-    """A writer of the same process has its verdicts meanwhile, a read is answered, and each record is folded once."""
+    """No thread waits for a waiting one: a writer of the same process gets its verdicts, and reads are answered.
+
+    Each record is folded once.
+    """
     producer = kafka.producer()
     epoch, nonce = opened(history, producer, 0)
     over = threading.Event()

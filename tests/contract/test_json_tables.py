@@ -1,4 +1,4 @@
-"""What a table of JSON values promises: the values themselves, each read a fresh one, and nothing that JSON lacks."""
+"""The promises of a table of JSON values: the values themselves, each read a fresh one, and nothing that JSON lacks."""
 
 from pathlib import Path
 from typing import Any, cast
@@ -33,7 +33,7 @@ KINDS: dict[str, Any] = {"key_type": "string", "value_type": "json"}
 
 
 def test_it_is_a_mapping_of_values(tables: TableRig) -> None:
-    """Every method gives and takes them, before a commit, after it, and in the next life, falsy ones included."""
+    """Every method gives and takes values, falsy ones too: before a commit, after it, and in the next incarnation."""
     with tables.open(**KINDS) as table:
         table.update(STATE)
         for turn in range(2):
@@ -61,7 +61,10 @@ def test_it_is_a_mapping_of_values(tables: TableRig) -> None:
 
 
 def test_a_value_that_is_changed_in_place_changes_nothing(tables: TableRig) -> None:
-    """Neither before the commit nor after it, nor in the next life: what was put counts, and no read shares it."""
+    """A value that is changed in place changes no state: not before the commit, after it, or in the next incarnation.
+
+    The value at the put counts, and no read shares it.
+    """
     given: dict[str, Any] = {"seen": [1]}
     with tables.open(**KINDS) as table:
         table["a"] = given
@@ -84,7 +87,10 @@ def test_a_value_that_is_changed_in_place_changes_nothing(tables: TableRig) -> N
 
 
 def test_what_json_lacks_is_never_buffered(tables: TableRig) -> None:
-    """It is refused at the put, with its key and path; the table goes on, and the next life has none of it."""
+    """A value that JSON lacks is refused at the put, with its key and path; it is never buffered.
+
+    The table goes on, and the next incarnation has none of it.
+    """
     with tables.open(**KINDS) as table:
         table["a"] = 1
         for value in (None, b"x", (1,), {1: 2}, {"x": [float("nan")]}, {1}, "\ud800"):
@@ -103,7 +109,7 @@ def test_what_json_lacks_is_never_buffered(tables: TableRig) -> None:
 
 
 def test_every_change_and_skip_equal(tables: TableRig) -> None:
-    """Values that are equal as Python has it, and not as text, are different ones."""
+    """Values that are equal in Python, but not as text, are different values."""
     with tables.open(settings=TableSettings(skip_equal=True), **KINDS) as table:
         for value in (1, 1, 1.0, True):
             table["a"] = value
@@ -116,7 +122,7 @@ def test_every_change_and_skip_equal(tables: TableRig) -> None:
 
 
 def test_a_standby_has_them_and_is_promoted(tables: TableRig) -> None:
-    """It reads values, fresh ones, and goes on as the table."""
+    """A standby reads values, fresh ones, and goes on as the table after its promotion."""
     with tables.open(**KINDS) as table:
         table.update(STATE)
         table.commit({"n": 1})
@@ -138,7 +144,7 @@ def test_a_standby_has_them_and_is_promoted(tables: TableRig) -> None:
 
 
 def test_snapshots_and_readers_have_them(tmp_path: Path) -> None:
-    """A round, Delta Lake and Parquet keep the text; a dict has the values, and so has one without Kafka."""
+    """A round, Delta Lake and Parquet store the text; a dict has the values, also without Kafka."""
     rig = twin_rig("log")
     tables = TableRig(rig, None)
     with tables.open(**KINDS) as table:
@@ -167,7 +173,7 @@ def test_snapshots_and_readers_have_them(tmp_path: Path) -> None:
 
 
 def test_a_worker_counts() -> None:
-    """Its tables have the values, on the twin of a topic and a group."""
+    """A worker's tables have the values, on the twin of a topic and a group."""
     twin = Twin()
     twin.send("words", b"to", b"be", b"to")
     options = LogOptions(key_type="string", value_type="json")
@@ -181,7 +187,7 @@ def test_a_worker_counts() -> None:
 
 
 def test_every_opener_agrees() -> None:
-    """The log says what its values are, so nobody else does; other options are refused, and so is a schema beside."""
+    """The log says the kind of its values: an opener that passes other options, or a schema, is refused."""
     rig, schema = twin_rig("log"), '{"type": "record", "name": "R", "fields": [{"name": "a", "type": "int"}]}'
     with pytest.raises(ConfigError, match="JSON values or a value schema"):
         statelog.open("log", rig.where(), create=LogOptions(value_type="json", value_schema=schema))
@@ -198,7 +204,7 @@ def test_every_opener_agrees() -> None:
 
 
 def test_a_copy_has_them(tmp_path: Path) -> None:
-    """The values, and that they are JSON."""
+    """A copy has the values, and the fact that they are JSON."""
     rig, other = twin_rig("log"), twin_rig("copy", cluster=MemoryCluster(cluster_id="another"))
     with TableRig(rig, None).open(**KINDS) as table:
         table.update(STATE)

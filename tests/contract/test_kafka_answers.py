@@ -1,4 +1,4 @@
-"""What both implementations of the Kafka port make of answers that are missing, lost or old, asked in the same words.
+"""Both implementations of the Kafka port on missing, lost or old answers, in the same words.
 
 The twin is told by its question hook, the real client is behind a TCP proxy. After every fault the port is right again.
 """
@@ -32,7 +32,7 @@ _APIS = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bad:
-    """One implementation, and how its next call of a method goes wrong `count` times."""
+    """One implementation, and a way to make its next `count` calls of a method fail."""
 
     kafka: Kafka
     fail_before: Callable[[str, int], None]
@@ -57,7 +57,7 @@ class _Hook:
 
 @pytest.fixture(params=["memory", pytest.param("confluent", marks=pytest.mark.broker)])
 def bad(request: pytest.FixtureRequest) -> Iterator[Bad]:
-    """Each implementation in turn."""
+    """Yield each implementation in turn."""
     if request.param == "memory":
         hook = _Hook()
         yield Bad(
@@ -84,7 +84,7 @@ def bad(request: pytest.FixtureRequest) -> Iterator[Bad]:
 
 @pytest.fixture
 def topic(bad: Bad) -> str:
-    """A topic with three records in partition 1."""
+    """Return a topic with three records in partition 1."""
     name = f"answers-{uuid.uuid4().hex[:12]}"
     bad.kafka.create_topic(TopicSpec(name=name, partitions=2, replication_factor=1))
     producer, reports = bad.kafka.producer(), list[Delivery]()
@@ -98,14 +98,14 @@ def topic(bad: Bad) -> str:
 
 
 def test_a_half_answer_is_asked_again(bad: Bad, topic: str) -> None:
-    """A connection that broke in the middle of a question costs a question, not the log."""
+    """A half answer is asked again: a connection that broke in the middle of an answer costs a request, not the log."""
     for count in (1, 2):
         bad.halve(count)
         assert bad.kafka.offsets(topic, [0, 1]) == {0: OffsetRange(0, 0), 1: OffsetRange(0, 3)}
 
 
 def test_half_answers_for_ever_are_unavailable(bad: Bad, topic: str) -> None:
-    """Never an empty log, never a log that ends below zero."""
+    """Half answers for ever are BrokerUnavailable: never an empty log, never a log that ends below zero."""
     bad.halve(10_000)
     with pytest.raises(BrokerUnavailable):
         bad.kafka.offsets(topic, [0, 1])
@@ -127,7 +127,7 @@ def _calls(kafka: Kafka, topic: str) -> dict[str, Callable[[], object]]:
 
 @pytest.mark.parametrize("when", ["before", "after"])
 def test_a_call_that_fails_is_unavailable_or_done(bad: Bad, topic: str, when: str) -> None:
-    """Whatever the moment, a call either says BrokerUnavailable or is right; the same call again is right."""
+    """A failing call either raises BrokerUnavailable or is right at any moment; the same call again is right."""
     fail = bad.fail_before if when == "before" else bad.fail_after
     for method, call in _calls(bad.kafka, topic).items():
         fail(method, 1)
@@ -143,7 +143,9 @@ def test_a_call_that_fails_is_unavailable_or_done(bad: Bad, topic: str, when: st
 
 @pytest.mark.parametrize("when", ["before", "after"])
 def test_a_creation_whose_answer_is_lost_is_told(bad: Bad, when: str) -> None:
-    """Created, unavailable or there already: never told that it was created when it was not."""
+    """A creation whose answer is lost is created, unavailable or there already, and never falsely reported as
+    created.
+    """
     name = f"answers-{uuid.uuid4().hex[:12]}"
     (bad.fail_before if when == "before" else bad.fail_after)("create_topic", 1)
     spec = TopicSpec(name=name, partitions=1, replication_factor=1)
@@ -161,7 +163,7 @@ def test_a_creation_whose_answer_is_lost_is_told(bad: Bad, when: str) -> None:
 
 @pytest.mark.broker
 def test_an_old_leaders_end_is_asked_again(faulty_broker: FaultyBroker, topic_name: str) -> None:
-    """The real client, whose broker answers once with the end before two records that were acknowledged."""
+    """The real client asks again when its broker answers with the end before two acknowledged records."""
 
     class Deposed(ConfluentKafka):
         answers = 0

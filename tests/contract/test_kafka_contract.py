@@ -1,6 +1,6 @@
-"""What both implementations of the Kafka port promise of topics and truncation, asked of each in the same words.
+"""The promises of both implementations of the Kafka port on topics and truncation, in the same words.
 
-`MemoryKafka` earns its place in simulations by passing here; `ConfluentKafka` is held to the same on a real broker.
+`MemoryKafka` earns its use in simulations here; `ConfluentKafka` must pass the same tests on a real broker.
 """
 
 import uuid
@@ -21,7 +21,7 @@ class TestTopics:
     """Identity, creation and deletion of topics."""
 
     def test_cluster_id_is_stable_and_not_empty(self, kafka: Kafka) -> None:
-        """The cluster has one id, whoever asks."""
+        """The cluster has one id for every client."""
         assert kafka.cluster_id()
         assert kafka.cluster_id() == kafka.cluster_id()
 
@@ -38,11 +38,11 @@ class TestTopics:
         assert described.config["min.insync.replicas"] == "1"
 
     def test_a_missing_topic_is_none(self, kafka: Kafka) -> None:
-        """No topic is an answer, not an error."""
+        """A missing topic is None, not an error."""
         assert kafka.describe_topic(f"absent-{uuid.uuid4().hex}") is None
 
     def test_a_topic_is_created_once(self, kafka: Kafka, topic: str) -> None:
-        """A second creation is refused by type."""
+        """A second creation of a topic is refused by type."""
         with pytest.raises(AlreadyExists):
             kafka.create_topic(spec_of(topic))
 
@@ -56,7 +56,7 @@ class TestTopics:
             kafka.delete_topic(name)
 
     def test_a_topic_made_anew_has_another_id(self, kafka: Kafka, topic: str) -> None:
-        """The name returns, the identity does not, and neither do the records."""
+        """A re-created topic has its name, but neither its identity nor its records."""
         write_all(kafka, topic, 0, [b"old"])
         before = kafka.describe_topic(topic)
         kafka.delete_topic(topic)
@@ -73,7 +73,7 @@ class TestTopics:
         kafka.delete_topic(f"absent-{uuid.uuid4().hex}")
 
     def test_offsets_of_what_is_not_there_are_not_found(self, kafka: Kafka, topic: str) -> None:
-        """A missing topic and a missing partition are both NotFound."""
+        """Offsets of a missing topic or a missing partition are NotFound."""
         with pytest.raises(NotFound):
             kafka.offsets(f"absent-{uuid.uuid4().hex}", [0])
         with pytest.raises(NotFound):
@@ -111,7 +111,7 @@ class TestTruncation:
     """DeleteRecords, the only way in which the log gets shorter."""
 
     def test_records_below_are_gone_and_the_rest_stays(self, kafka: Kafka, topic: str) -> None:
-        """The answer is the new log start of each partition, and the log end never moves."""
+        """Truncation answers with the new log start of each partition, and never moves the log end."""
         for partition in range(2):
             write_all(kafka, topic, partition, numbered(10))
         assert kafka.delete_records(topic, {0: 4, 1: 10}) == {0: 4, 1: 10}
@@ -128,13 +128,13 @@ class TestTruncation:
         assert kafka.delete_records(topic, {}) == {}
 
     def test_truncating_above_the_end_is_refused(self, kafka: Kafka, topic: str) -> None:
-        """The error is typed, and nothing was dropped."""
+        """A truncation above the end is refused by a typed error, and drops nothing."""
         write_all(kafka, topic, 0, numbered(3))
         with pytest.raises(BeyondEnd):
             kafka.delete_records(topic, {0: 4})
         assert kafka.offsets(topic, [0]) == {0: OffsetRange(0, 3)}
 
     def test_truncating_nothing_is_not_found(self, kafka: Kafka) -> None:
-        """A missing topic is NotFound."""
+        """Truncation of a missing topic is NotFound."""
         with pytest.raises(NotFound):
             kafka.delete_records(f"absent-{uuid.uuid4().hex}", {0: 1})

@@ -1,4 +1,4 @@
-"""What both implementations of the Kafka port promise of a follower: every record once, in order, or a typed error."""
+"""The promises of both implementations of the Kafka port on a follower: every record once, in order, or an error."""
 
 import threading
 import time
@@ -13,7 +13,7 @@ from tests.support.rigs.kafka import TIMEOUT_S, numbered, spec_of, write_all
 
 
 def following(follower: PartitionFollower, count: int) -> list[Record]:
-    """Return the next records, so many."""
+    """Return the next `count` records."""
     found: list[Record] = []
     deadline_s = time.monotonic() + TIMEOUT_S
     while len(found) < count and time.monotonic() < deadline_s:
@@ -23,13 +23,13 @@ def following(follower: PartitionFollower, count: int) -> list[Record]:
 
 @pytest.fixture
 def ledger(kafka: Kafka, topic: str) -> str:
-    """A topic whose first partition has 20 records."""
+    """Return a topic whose first partition has 20 records."""
     write_all(kafka, topic, 0, numbered(20))
     return topic
 
 
 def test_it_gives_every_record_from_its_place_on(kafka: Kafka, ledger: str) -> None:
-    """What is there, and what comes, once and in order; and nothing while there is nothing."""
+    """A follower gives present and future records once and in order, and nothing while there is nothing."""
     follower = kafka.follower(ledger, 5)
     assert [one.value for one in following(follower, 15)] == numbered(20)[5:]
     assert list(follower.poll(0)) == []
@@ -40,7 +40,7 @@ def test_it_gives_every_record_from_its_place_on(kafka: Kafka, ledger: str) -> N
 
 
 def test_it_may_begin_at_the_end(kafka: Kafka, ledger: str) -> None:
-    """Then the next record is the first."""
+    """A follower may begin at the end: the next record is its first."""
     follower = kafka.follower(ledger, 20)
     assert list(follower.poll(0.3)) == []
     write_all(kafka, ledger, 0, [b"first"])
@@ -49,7 +49,7 @@ def test_it_may_begin_at_the_end(kafka: Kafka, ledger: str) -> None:
 
 
 def test_a_record_comes_while_it_waits(kafka: Kafka, ledger: str) -> None:
-    """The thread that waits has it as soon as another one has appended it, well before its own time is over."""
+    """A waiting thread has a record as soon as another thread has appended it, well before its own time is over."""
     follower, found = kafka.follower(ledger, 20), list[Record]()
     thread = threading.Thread(target=lambda: found.extend(following(follower, 1)))
     thread.start()
@@ -60,7 +60,7 @@ def test_a_record_comes_while_it_waits(kafka: Kafka, ledger: str) -> None:
 
 
 def test_a_place_that_was_truncated_is_gone(kafka: Kafka, ledger: str) -> None:
-    """Whether it begins there, or is overtaken."""
+    """A truncated position is OffsetGone, whether a follower begins there or truncation overtakes it."""
     kafka.delete_records(ledger, {0: 10})
     follower = kafka.follower(ledger, 9)
     with pytest.raises(OffsetGone):
@@ -73,14 +73,14 @@ def test_a_place_that_was_truncated_is_gone(kafka: Kafka, ledger: str) -> None:
 
 
 def test_a_place_beyond_the_end_is_told(kafka: Kafka, ledger: str) -> None:
-    """It follows what it knows to have been there."""
+    """A position beyond the end is BeyondEnd: a follower follows only records that existed."""
     follower = kafka.follower(ledger, 21)
     with pytest.raises(BeyondEnd):
         following(follower, 1)
 
 
 def test_a_topic_that_is_deleted_meanwhile(kafka: Kafka) -> None:
-    """Its follower gives nothing more, or is told; a question for offsets tells for sure."""
+    """A follower of a deleted topic gives no more records or raises; a query for offsets always raises."""
     name = f"contract-{uuid.uuid4().hex[:12]}"
     kafka.create_topic(spec_of(name))
     write_all(kafka, name, 0, [b"one"])
@@ -104,7 +104,7 @@ def test_a_closed_follower_refuses_work(kafka: Kafka, ledger: str) -> None:
 
 
 def test_two_follow_at_their_own_places(kafka: Kafka, ledger: str) -> None:
-    """Each gets all of its own."""
+    """Two followers at their own positions each get all of their records."""
     one, two = kafka.follower(ledger, 0), kafka.follower(ledger, 15)
     assert len(following(one, 20)) == 20
     assert len(following(two, 5)) == 5

@@ -1,4 +1,4 @@
-"""What both implementations of the Kafka port promise of records: sent once and reported, read exactly."""
+"""The promises of both implementations of the Kafka port on records: sent once and reported, read exactly."""
 
 import random
 import threading
@@ -23,7 +23,7 @@ from tests.support.rigs.kafka import TIMEOUT_S, World, numbered, read_all, settl
 
 
 class TestProducer:
-    """Sending and the reports on it."""
+    """Sends and their reports."""
 
     def test_offsets_are_dense_and_in_order(self, kafka: Kafka, topic: str) -> None:
         """One producer's records of a partition lie in the order in which they were sent."""
@@ -31,7 +31,7 @@ class TestProducer:
         assert [record.value for record in read_all(kafka, topic, {1: OffsetRange(0, 50)})] == numbered(50)
 
     def test_each_record_is_reported_once(self, kafka: Kafka, topic: str) -> None:
-        """As many reports as sends, each to its own callback, and nothing is in flight afterwards."""
+        """Each record has one report, at its own callback, and nothing is in flight afterwards."""
         producer = kafka.producer()
         reported: Counter[int] = Counter()
 
@@ -52,7 +52,7 @@ class TestProducer:
         assert reported == Counter(range(100))
 
     def test_reports_come_only_from_poll_and_close(self, kafka: Kafka, topic: str) -> None:
-        """Sending alone calls nobody back."""
+        """Reports come only from poll and close: a send alone calls nobody back."""
         producer = kafka.producer()
         reports: list[Delivery] = []
         for _ in range(200):
@@ -77,7 +77,7 @@ class TestProducer:
         producer.close()
 
     def test_close_reports_the_rest_and_does_not_wait(self, kafka: Kafka, topic: str) -> None:
-        """After a close every record was reported, and those that are OK are in the log."""
+        """After a close every record was reported, and the OK ones are in the log."""
         producer = kafka.producer()
         reports: list[Delivery] = []
         for number in range(300):
@@ -90,7 +90,7 @@ class TestProducer:
         assert all(report.offset < end for report in reports)
 
     def test_to_connect_ahead_writes_nothing(self, kafka: Kafka, topic: str) -> None:
-        """Once or twice, used or not; what is sent then is the first record."""
+        """Connecting ahead, once or twice, used or not, writes nothing; the next record sent is the first."""
         for is_used in (False, True):
             producer, reports = kafka.producer(), list[Delivery]()
             producer.connect()
@@ -114,7 +114,10 @@ class TestProducer:
             producer.poll(0)
 
     def test_a_record_over_the_clients_limit_is_refused_at_once(self, kafka: Kafka, topic: str) -> None:
-        """Sixteen MiB do not fit with their framing; nothing is queued and the producer goes on."""
+        """A record over the client's limit is refused at once: sixteen MiB do not fit with their framing.
+
+        Nothing is queued, and the producer goes on.
+        """
         producer = kafka.producer()
         with pytest.raises(ValueTooLarge) as raised:
             producer.send(topic, 0, bytes(16 << 20), lambda _: None)
@@ -127,7 +130,11 @@ class TestProducer:
         producer.close()
 
     def test_a_record_over_the_topics_limit_is_told_as_that(self, kafka: Kafka, topic: str) -> None:
-        """It is no clear no: the limit may be new, and an earlier try in the log. Records after it are delivered."""
+        """A record over the topic's limit is reported as that, without certainty: the limit may be new, and an earlier
+        try in the log.
+
+        Later records are delivered.
+        """
         producer = kafka.producer()
         reports: list[Delivery] = []
         producer.send(topic, 0, random.Random(1).randbytes(2 << 20), reports.append)
@@ -142,7 +149,7 @@ class TestProducer:
         assert [record.value for record in read_all(kafka, topic, {0: OffsetRange(0, 1)})] == [b"small"]
 
     def test_producers_do_not_disturb_each_other(self, kafka_world: World, topic: str) -> None:
-        """Several writers in several threads: each one's order holds and every acknowledged record is there once."""
+        """Several writers in several threads keep their order, and every acknowledged record is there once."""
         offsets: dict[int, list[int]] = {}
 
         def write(number: int) -> None:
@@ -177,7 +184,7 @@ class TestReader:
             ]
 
     def test_empty_ranges_yield_nothing(self, kafka: Kafka, topic: str) -> None:
-        """No ranges and empty ranges are read without a record, wherever they lie."""
+        """Reads of no ranges or of empty ones yield no record, wherever they lie."""
         assert read_all(kafka, topic, {}) == []
         assert read_all(kafka, topic, {0: OffsetRange(0, 0), 1: OffsetRange(7, 7)}) == []
 
@@ -188,8 +195,10 @@ class TestReader:
         assert [record.value for record in read_all(kafka, topic, {0: OffsetRange(0, 3)})] == values
 
     def test_records_carry_the_time_of_the_broker_alone(self, kafka: Kafka, topic: str) -> None:
-        """Milliseconds since 1970, not before the first was sent and not after the last was read; none, where the topic
-        bears the times of who sends.
+        """Records carry the broker's time: not before the first send, not after the last read, in milliseconds since
+        1970.
+
+        Where the topic carries its senders' times they have none.
         """
         stamped = f"{topic}-stamped"
         kafka.create_topic(replace(spec_of(stamped), config={"message.timestamp.type": "LogAppendTime"}))
@@ -202,7 +211,9 @@ class TestReader:
         kafka.delete_topic(stamped)
 
     def test_a_start_below_the_log_start_is_gone(self, kafka: Kafka, topic: str) -> None:
-        """The error names the partition, what was wanted and what is there, before any record is yielded."""
+        """A start below the log start is OffsetGone before any record, and names partition, wanted and present
+        offsets.
+        """
         write_all(kafka, topic, 1, numbered(10))
         kafka.delete_records(topic, {1: 4})
         seen: list[Record] = []
@@ -216,7 +227,7 @@ class TestReader:
         reader.close()
 
     def test_an_end_above_the_log_end_is_beyond(self, kafka: Kafka, topic: str) -> None:
-        """Nobody waits for records that were promised and are not there."""
+        """An end above the log end is BeyondEnd: no read waits for promised records that do not exist."""
         write_all(kafka, topic, 0, numbered(5))
         reader = kafka.reader(topic)
         with pytest.raises(BeyondEnd) as raised:
@@ -227,13 +238,13 @@ class TestReader:
         reader.close()
 
     def test_a_missing_topic_or_partition_is_not_found(self, kafka: Kafka, topic: str) -> None:
-        """A reader of nothing says so."""
+        """A reader of a missing topic or partition raises NotFound."""
         for name, partition in ((f"absent-{uuid.uuid4().hex}", 0), (topic, 9)):
             with pytest.raises(NotFound):
                 read_all(kafka, name, {partition: OffsetRange(0, 1)})
 
     def test_negative_offsets_are_misuse(self, kafka: Kafka, topic: str) -> None:
-        """Kafka gives negative offsets meanings; the port gives them none."""
+        """Negative offsets are misuse: Kafka gives them meanings, and the port gives them none."""
         with pytest.raises(Misuse):
             read_all(kafka, topic, {0: OffsetRange(-1, 1)})
         with pytest.raises(Misuse):

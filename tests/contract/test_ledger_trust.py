@@ -1,5 +1,6 @@
-"""What a writer believes of its ledger, on the twins and on a real broker: no verdict about another log, and none on a
-ledger that is not the one that it has folded.
+"""A writer's trust in its ledger, on the twins and on a real broker.
+
+It gets no verdict about another log, and none on a ledger other than the one that it folded.
 """
 
 from pathlib import Path
@@ -25,13 +26,13 @@ class Clock:
         self.now_s = 100.0
 
     def __call__(self) -> float:
-        """Seconds."""
+        """Return the seconds."""
         return self.now_s
 
 
 @pytest.fixture
 def twin() -> TwinRig:
-    """A log's two places, in memory."""
+    """Return a log's two places, in memory."""
     return twin_rig("log")
 
 
@@ -48,7 +49,7 @@ def commit(writer: Writer, checkpoint_id: int, key: bytes = b"k") -> int:
 
 
 def test_no_writer_opens_on_a_log_that_was_made_anew(rig: LogRig, log: Log) -> None:
-    """A `Log` that outlived its topics would be told verdicts that nobody else sees."""
+    """No writer opens through a `Log` that outlived its topics: its verdicts would differ from everybody else's."""
     with Writer(log, "w") as writer:
         commit(writer, 1)
     make_anew(rig).close()
@@ -62,7 +63,7 @@ def test_no_writer_opens_on_a_log_that_was_made_anew(rig: LogRig, log: Log) -> N
 @pytest.mark.usefixtures("log")
 @pytest.mark.parametrize("commits", [3, 5])
 def test_a_living_writer_learns_that_its_log_was_made_anew(rig: LogRig, commits: int) -> None:
-    """With as many records in the new ledger as it has folded itself, and with more."""
+    """An open writer learns that its log was re-created, whether the new ledger has as many records or more."""
     clock = Clock()
     log = Environment(clock=clock).run(rig.open)
     old = Writer(log, "w")
@@ -85,7 +86,7 @@ def test_a_living_writer_learns_that_its_log_was_made_anew(rig: LogRig, commits:
 
 @pytest.mark.usefixtures("log")
 def test_quiet_commits_have_no_offsets_that_could_give_it_away(rig: LogRig) -> None:
-    """A commit without changes on a log that was made anew is refused all the same."""
+    """A commit without changes, which has no offsets to compare, is refused on a re-created log all the same."""
     clock = Clock()
     log = Environment(clock=clock).run(rig.open)
     old = Writer(log, "w")
@@ -107,14 +108,14 @@ def test_settings_are_checked_when_a_writer_opens(rig: LogRig, log: Log) -> None
 
 
 def elsewhere(rig: LogRig, tmp_path: Path) -> LogRig:
-    """The same topics below another root."""
+    """Return the same topics below another root."""
     if isinstance(rig, TwinRig):
         return twin_rig(rig.name, cluster=rig.cluster)
     return real_rig(rig.name, rig.bootstrap, tmp_path / "elsewhere")
 
 
 def test_topics_belong_to_the_log_below_one_root(rig: LogRig, log: Log, tmp_path: Path) -> None:
-    """A second create of equal settings is refused, although nothing was written yet, and says whose they are."""
+    """A second create of equal settings at another root is refused before any write, and names the topics' owner."""
     with pytest.raises(AlreadyExists, match="another root"):
         elsewhere(rig, tmp_path).create()
     with Writer(log, "w") as writer:
@@ -124,11 +125,11 @@ def test_topics_belong_to_the_log_below_one_root(rig: LogRig, log: Log, tmp_path
 
 
 class DeadBeforeTheMark(Exception):
-    """Ends a create."""
+    """The end of a create."""
 
 
 def die_before_the_mark(rig: LogRig, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A create that put its descriptor and no more."""
+    """Run a create that puts its descriptor and no more."""
 
     def die(*_: object) -> None:
         raise DeadBeforeTheMark
@@ -139,7 +140,9 @@ def die_before_the_mark(rig: LogRig, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_create_that_died_is_finished_at_its_own_root(rig: LogRig, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Until then there is no log to open; other settings are refused."""
+    """A create that died is finished at its own root; before it no log can be opened, and other settings are
+    refused.
+    """
     die_before_the_mark(rig, monkeypatch)
     with pytest.raises(NotFound, match="died"):
         rig.open()
@@ -152,7 +155,10 @@ def test_a_create_that_died_is_finished_at_its_own_root(rig: LogRig, monkeypatch
 
 
 def test_a_create_that_died_owns_nothing(rig: LogRig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Another root may take the empty topics; then the first one is refused, and its deletion leaves them alone."""
+    """A create that died owns nothing: another root may take the empty topics.
+
+    Then the first one is refused, and its deletion leaves them alone.
+    """
     die_before_the_mark(rig, monkeypatch)
     other = elsewhere(rig, tmp_path)
     with other.create() as made, Writer(made, "w") as writer:
@@ -168,7 +174,7 @@ def test_a_create_that_died_owns_nothing(rig: LogRig, tmp_path: Path, monkeypatc
 
 @pytest.mark.parametrize("which", ["log", "log.ledger"])
 def test_a_topic_that_was_used_is_not_taken_over(which: str) -> None:
-    """A topic of the right shape that holds anything, or did: what a create finds there may be somebody's."""
+    """A topic of the right shape that holds any record, or held one, is not taken over: it may be somebody's."""
     rig = twin_rig("log")
     kafka = rig.kafka()
     rig.create().close()
@@ -182,7 +188,7 @@ def test_a_topic_that_was_used_is_not_taken_over(which: str) -> None:
 
 
 def test_of_two_creates_at_once_one_wins(monkeypatch: pytest.MonkeyPatch) -> None:
-    """At two roots, each with a descriptor of its own, on the same empty topics: the ledger's first mark decides."""
+    """Of two creates at once one wins, each with a root and a descriptor: the ledger's first mark decides."""
     first = twin_rig("log")
     second = twin_rig("log", cluster=first.cluster)
 
@@ -202,7 +208,7 @@ def test_of_two_creates_at_once_one_wins(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def test_an_empty_ledger_is_none_of_a_log_that_was_made(twin: TwinRig) -> None:
-    """Nobody wrote anything yet, so its mark is all that was lost; it is not folded as a new log's."""
+    """An empty ledger of a log that was made is not folded as a new log's: its mark is lost."""
     with twin.create() as log:
         log.patience_s = 0
         twin.cluster.lose_tail(log.ledger_topic, 0, 0)
@@ -212,7 +218,7 @@ def test_an_empty_ledger_is_none_of_a_log_that_was_made(twin: TwinRig) -> None:
 
 
 def test_a_ledger_that_does_not_begin_with_its_mark_is_not_folded(twin: TwinRig) -> None:
-    """It lost everything and grew again, by somebody who looked at nothing."""
+    """A ledger that does not begin with its mark is not folded: it lost everything and grew again."""
     with twin.create() as log:
         twin.cluster.overwrite(log.ledger_topic, 0, 0, b"junk")
         for read in (log.commits, log.describe, lambda: recover(log).to_dict(), lambda: Writer(log, "w")):

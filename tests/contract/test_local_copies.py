@@ -1,4 +1,4 @@
-"""Local copies of change sets: a recovery reads them if all are there, and whatever befalls them costs nothing else."""
+"""Local copies of change sets: a recovery reads them if all are there, and their failures cost nothing else."""
 
 import os
 import stat
@@ -33,7 +33,7 @@ class _Uncommitted(MemoryReader):
     committed: Mapping[int, int]
 
     def read(self, ranges: Mapping[int, OffsetRange], *, stall_timeout_s: float) -> Iterator[Record]:
-        """What lies behind the commits, as everybody looks at it, and no tail."""
+        """Yield records behind the commits, as every client checks them, and no tail."""
         is_behind = all(start >= self.committed.get(partition, 0) for partition, (start, _) in ranges.items())
         assert is_behind, "the tail was read from Kafka"
         return super().read(ranges, stall_timeout_s=stall_timeout_s)
@@ -47,7 +47,7 @@ class LedgerOnly(MemoryKafka):
         self.committed = committed
 
     def reader(self, topic: str) -> MemoryReader:
-        """A reader of the ledger, or of what no commit lists."""
+        """Return a reader of the ledger, or of what no commit lists."""
         if topic.endswith(".ledger"):
             return super().reader(topic)
         reader = _Uncommitted(self, topic)
@@ -62,7 +62,7 @@ class Fates:
         self.fates: list[Fate] = []
 
     def fate(self, attempt: SendAttempt) -> Fate:
-        """The next one in the list."""
+        """Return the next one in the list."""
         return self.fates.pop(0) if self.fates and not attempt.topic.endswith(".ledger") else Fate.DELIVER
 
 
@@ -78,12 +78,12 @@ class World:
         self.now_s = 0.0
 
     def clock(self) -> float:
-        """A second passes at every look."""
+        """Return a time that advances by a second at every call."""
         self.now_s += 1.0
         return self.now_s
 
     def writer(self, log: Log, name: str = "w", bytes_max: int = 1 << 30) -> Writer:
-        """A writer that keeps copies, in many small chunks."""
+        """Return a writer that stores copies, in many small chunks."""
         settings = WriterSettings(
             roll_rows=2, list_bytes=64, roll_bytes=256, chunk_bytes=64,
             local_copies=self.directory, local_copies_bytes_max=bytes_max,
@@ -91,12 +91,12 @@ class World:
         return Environment(clock=self.clock).run(Writer, log, name, settings=settings)
 
     def state(self) -> dict[bytes, bytes]:
-        """Recovered from local copies, or from Kafka with a warning."""
+        """Return the state, recovered from local copies, or from Kafka with a warning."""
         with self.rig.open() as log:
             return recover(log, settings=RecoverySettings(local_copies=self.directory)).to_dict()
 
     def local_state(self) -> dict[bytes, bytes]:
-        """Recovered from local copies alone."""
+        """Return the state, recovered from local copies alone."""
         with self.rig.open() as log:
             committed = log.describe().state.committed_positions
         kafka, store = LedgerOnly(self.cluster, committed), self.rig.store()
@@ -104,11 +104,11 @@ class World:
             return recover(log, settings=RecoverySettings(local_copies=self.directory)).to_dict()
 
     def files(self) -> list[str]:
-        """What lies in the directory, as change-set number and kind."""
+        """Return the files of the directory, as change-set number and kind."""
         return sorted(f"{int(path.stem)}{path.suffix}" for path in self.directory.rglob("*.*"))
 
     def plan(self) -> ReplayPlan:
-        """Everything that was committed."""
+        """Return a plan of all commits."""
         with self.rig.open() as log, log.replay() as ledger:
             contents = [one.contents for one in ledger.commits(log.ledger.end())]
         return plan_replay(contents, range(2))
@@ -116,36 +116,36 @@ class World:
 
 @pytest.fixture
 def world(tmp_path: Path) -> World:
-    """A log without any change."""
+    """Return a log without any change."""
     return World(tmp_path / "copies")
 
 
 @pytest.fixture
 def log(world: World) -> Iterator[Log]:
-    """It, opened."""
+    """Yield the log, opened."""
     with world.rig.open() as opened:
         yield opened
 
 
 def fill(writer: Writer, first: int, count: int) -> None:
-    """Changes over few keys, some of them deletes."""
+    """Append changes over few keys, some of them deletes."""
     for i in range(first, first + count):
         key = b"%d" % (i % 7)
         writer.delete(key) if i % 5 == 4 else writer.put(key, b"value %d" % i)
 
 
 def no_kafka() -> Reader:
-    """For who must not need it."""
+    """Raise, for callers that must not need Kafka."""
     raise AssertionError("the tail was read from Kafka")
 
 
 def open_files() -> int:
-    """How many this process has open."""
+    """Return how many files this process has open."""
     return sum(1 for _ in Path("/dev/fd").iterdir())
 
 
 def test_a_whole_tail_is_read_locally(world: World, log: Log) -> None:
-    """Over several lives, checkpoints and change sets the copies give the very state that Kafka gives."""
+    """Over several incarnations, checkpoints and change sets the copies give the very state that Kafka gives."""
     for life in range(3):
         with world.writer(log) as writer:
             fill(writer, life * 100, 30)
@@ -165,7 +165,7 @@ def test_a_whole_tail_is_read_locally(world: World, log: Log) -> None:
 
 
 def test_one_missing_copy_is_all_from_kafka(world: World, log: Log) -> None:
-    """All or nothing: without one of the copies Kafka is read, with a warning."""
+    """Without one of the copies all is read from Kafka, with a warning."""
     with world.writer(log) as writer:
         fill(writer, 0, 20)
         writer.commit(checkpoint_id=1)
@@ -178,13 +178,13 @@ def test_one_missing_copy_is_all_from_kafka(world: World, log: Log) -> None:
 
 
 def test_a_recovery_without_a_tail_asks_for_no_copies(world: World) -> None:
-    """Nothing to replay, nothing to warn of."""
+    """A recovery without a tail reads no copies and warns of nothing."""
     assert world.state() == {}
 
 
 @pytest.mark.usefixtures("busy_ledger")
 def test_no_damage_of_a_copy_passes_unseen(world: World, log: Log) -> None:
-    """Every flipped byte, every cut and every byte more makes the copy unusable as a whole."""
+    """Every flipped byte, every cut and every byte more makes a copy unusable as a whole."""
     with world.writer(log) as writer:
         writer.put(b"k", b"v")
         writer.put(b"l", b"w")
@@ -204,7 +204,7 @@ def test_no_damage_of_a_copy_passes_unseen(world: World, log: Log) -> None:
 @pytest.mark.usefixtures("busy_ledger")
 @pytest.mark.parametrize("shift", [0, 1])
 def test_a_copy_of_something_else_is_not_used(world: World, log: Log, shift: int) -> None:
-    """Whole and undamaged, but other chunks at these offsets, or these chunks at other offsets: it is not the one."""
+    """A whole and undamaged copy of other chunks at these offsets, or of these at others, is not used."""
     with world.writer(log) as writer:
         for i in range(1, 3):
             writer.put(b"k", b"%d" % i)
@@ -222,7 +222,10 @@ def test_a_copy_of_something_else_is_not_used(world: World, log: Log, shift: int
 
 
 def test_a_local_error_never_fails_the_durable_path(world: World, log: Log) -> None:
-    """A disk that takes nothing is remembered and counted; the commit stands, and a recovery reads Kafka."""
+    """A local error never fails the durable path: a full disk is remembered and counted, and the commit holds.
+
+    A recovery reads Kafka.
+    """
     with world.writer(log) as writer:
         fill(writer, 0, 20)
         writer.commit(checkpoint_id=1)
@@ -241,7 +244,7 @@ def test_a_local_error_never_fails_the_durable_path(world: World, log: Log) -> N
 
 @pytest.mark.usefixtures("busy_ledger")
 def test_copies_are_for_this_user_only(world: World, log: Log) -> None:
-    """State in the clear: 0600 in 0700 directories, whatever the umask."""
+    """Copies, state in the clear, are for this user only: 0600 in 0700 directories, whatever the umask."""
     old = os.umask(0)
     try:
         with world.writer(log) as writer:
@@ -255,7 +258,7 @@ def test_copies_are_for_this_user_only(world: World, log: Log) -> None:
 
 
 def test_copies_are_whole_at_persist(world: World, log: Log) -> None:
-    """Not the confirm but the durable change set makes the copy: a later life that adopts the handle has it."""
+    """The durable change set makes the copy, not the confirm: a later incarnation that adopts the handle has it."""
     with world.writer(log) as writer:
         fill(writer, 0, 20)
         handle = writer.persist(1).result()
@@ -270,7 +273,10 @@ def test_copies_are_whole_at_persist(world: World, log: Log) -> None:
 
 @pytest.mark.usefixtures("busy_ledger")
 def test_an_aborted_checkpoint_loses_its_copies(world: World, log: Log) -> None:
-    """Reset drops the last checkpoint's and those before it, but nothing that is history, and only for the last one."""
+    """Reset drops the copies of the last checkpoint and its predecessors, and none of history.
+
+    It does so for the last checkpoint only.
+    """
     with world.writer(log) as writer:
         fill(writer, 0, 10)
         writer.commit(checkpoint_id=1)
@@ -289,7 +295,7 @@ def test_an_aborted_checkpoint_loses_its_copies(world: World, log: Log) -> None:
 
 
 def test_truncation_drops_copies_of_history_only(world: World, log: Log) -> None:
-    """What a checkpoint has yet to confirm keeps its copy, however high the truncation."""
+    """Truncation drops copies of history only: a checkpoint that is yet to be confirmed retains its copy."""
     with world.writer(log) as writer:
         fill(writer, 0, 10)
         writer.commit(checkpoint_id=1)
@@ -304,7 +310,7 @@ def test_truncation_drops_copies_of_history_only(world: World, log: Log) -> None
 
 @pytest.mark.usefixtures("busy_ledger")
 def test_copies_have_a_bound(world: World, log: Log) -> None:
-    """Above it the oldest go, those of earlier lives first; another writer's are not touched."""
+    """Above the bound the oldest copies go, earlier incarnations' first; another writer's stay."""
     with world.writer(log, "other") as other:
         fill(other, 0, 10)
         other.commit(checkpoint_id=1)
@@ -323,7 +329,7 @@ def test_copies_have_a_bound(world: World, log: Log) -> None:
 
 
 def test_many_change_sets_hold_few_files(world: World, log: Log) -> None:
-    """However many are on their way, or are read: a process may have but so many files open."""
+    """Many change sets hold few open files, however many are in flight or read: a process has a limit of open files."""
     before = open_files()
     with world.writer(log) as writer:
         world.faults.fates = [Fate.DELAY] * 100
@@ -343,7 +349,7 @@ def test_many_change_sets_hold_few_files(world: World, log: Log) -> None:
 
 
 def test_a_copy_that_goes_away_costs_nothing(world: World, log: Log) -> None:
-    """Dropped or cut while it is read, by a writer that needs the room: the rest comes from Kafka, each chunk once."""
+    """A copy that a writer drops or cuts during a read costs nothing: the rest comes from Kafka, each chunk once."""
     with world.writer(log) as writer:
         for i in range(20):
             writer.put(b"%d" % i, b"v")
@@ -366,7 +372,7 @@ def test_a_copy_that_goes_away_costs_nothing(world: World, log: Log) -> None:
 
 
 def test_a_failed_change_set_leaves_no_copy(world: World, log: Log) -> None:
-    """What never became durable is gone after close; what an earlier life left half is removed by the next one."""
+    """A failed change set leaves no copy after close; the next incarnation removes half copies of an earlier one."""
     with world.writer(log) as writer:
         world.faults.fates = [Fate.SKIP]
         with pytest.raises(PersistFailed):
@@ -382,7 +388,7 @@ def test_a_failed_change_set_leaves_no_copy(world: World, log: Log) -> None:
 
 @pytest.mark.broker
 def test_copies_on_a_real_broker(broker: Broker, log_name: str, tmp_path: Path) -> None:
-    """With real offsets and gaps between change sets the copies hold the whole tail: there is no warning."""
+    """On a real broker, with its offsets and gaps, the copies hold the whole tail without a warning."""
     rig = real_rig(log_name, broker.bootstrap, tmp_path / "root")
     settings = WriterSettings(roll_rows=2, list_bytes=64, roll_bytes=256, chunk_bytes=64, local_copies=tmp_path / "c")
     rig.create().close()

@@ -1,5 +1,6 @@
-"""What every store keeps of a state that is partly in a snapshot: keys missing, gone and filled later are those of one
-whole state, in a dict and in RocksDB alike.
+"""The promises of every store on a state that is partly in a snapshot, in a dict and in RocksDB alike.
+
+Missing, deleted and later filled keys are the ones of one whole state.
 """
 
 import random
@@ -38,7 +39,7 @@ Make = Callable[[dict[Any, bytes], KeyRule], State]
 
 
 class PlainSnapshot:
-    """A snapshot whose rows are in memory, and the base that stands on it."""
+    """A snapshot whose rows are in memory, and the base on top of it."""
 
     replacements = 0
 
@@ -49,28 +50,28 @@ class PlainSnapshot:
         self.schema = self.rows.schema
 
     def find(self, key_group: int, key: Any) -> pa.Array | None:
-        """As `RemoteSnapshot.find`."""
+        """Find a key, as `RemoteSnapshot.find`."""
         found = self._chosen(lambda group, one: group == key_group and one == key)
         return found.combine_chunks().to_batches()[0].column("value") if found.num_rows else None
 
     def ask(self, read: "Callable[[PlainSnapshot], Any]") -> Any:
-        """As `BaseSnapshot.ask`."""
+        """Ask the snapshot, as `BaseSnapshot.ask`."""
         return read(self)
 
     def last_few(self, key_group: int, start: Any, end: Any, *, streams: int) -> Any:
-        """As `RemoteSnapshot.last_few`, which has room for two rows."""
+        """Return the last rows, as `RemoteSnapshot.last_few`, with room for two."""
         (found,) = self.between(key_group, start, end, streams=streams)
         keys = found.column("key").to_pylist()
         return sortable(keys[-2:][0]) if keys else None
 
     def between(self, key_group: int, start: Any, end: Any, *, streams: int) -> Iterator[pa.Table]:
-        """As `RemoteSnapshot.between`."""
+        """Yield a range, as `RemoteSnapshot.between`."""
         yield self._chosen(
             lambda group, key: group == key_group and (start is None or key >= start) and (end is None or key < end)
         )
 
     def tables(self, read: Any, beat: Any = None) -> Iterator[pa.Table]:
-        """As `RemoteSnapshot.tables` of some key groups, and as `BaseSnapshot.tables` of what reads them."""
+        """Yield tables, as `RemoteSnapshot.tables` of some key groups and `BaseSnapshot.tables` of their readers."""
         if beat is None:
             yield from read(self)
             return
@@ -78,13 +79,13 @@ class PlainSnapshot:
         yield from (whole.slice(start, 3) for start in range(0, whole.num_rows, 3))
 
     def renew(self) -> None:
-        """Nothing: there is no lease."""
+        """Do nothing: there is no lease."""
 
     def advance(self, position: int) -> None:
-        """Nothing, too."""
+        """Do nothing: there is no lease."""
 
     def release(self) -> None:
-        """Nothing, too."""
+        """Do nothing: there is no lease."""
 
     def _chosen(self, is_wanted: Callable[[int, Any], bool]) -> pa.Table:
         places = zip(self.rows.column("key_group").to_pylist(), self.rows.column("key").to_pylist(), strict=True)
@@ -93,7 +94,7 @@ class PlainSnapshot:
 
 @pytest.fixture(params=["dict", "rocksdb"])
 def make(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Make]:
-    """Each store in turn, that misses all of a snapshot."""
+    """Yield each store in turn, which lacks all of a snapshot."""
     made: list[State] = []
     homes: list[StateDirectory] = []
 
@@ -135,7 +136,7 @@ def _rule(key_type: KeyType, hash_rule: HashRule) -> KeyRule:
 
 
 def _check(state: State, expected: dict[Any, bytes], keys: list[Any], rule: KeyRule) -> None:
-    """Every way to read shows the same state."""
+    """Check that every way to read shows the same state."""
     assert [state.get(key) for key in keys] == [expected.get(key) for key in keys]
     assert dict(state.items(None)) == expected
     assert len(list(state.items(None))) == len(expected) == len(state)
@@ -150,7 +151,7 @@ def _check(state: State, expected: dict[Any, bytes], keys: list[Any], rule: KeyR
 
 
 def _fill(state: State, snapshot: dict[Any, bytes], rule: KeyRule, group: int, *, is_whole: bool) -> None:
-    """The rows of a key group that nothing has changed come in; all of them, or half, after which a kill could come."""
+    """Fill the unchanged rows of a key group; all of them, or half, after which a kill could come."""
     rows = {key: value for key, value in snapshot.items() if rule.group(key) == group}
     part = rows if is_whole else dict(list(rows.items())[::2])
     state.store.fill(state.store.unchanged(PlainSnapshot(part, rule).rows), [group] if is_whole else [])
@@ -160,7 +161,7 @@ def _fill(state: State, snapshot: dict[Any, bytes], rule: KeyRule, group: int, *
 @pytest.mark.parametrize("kind", list(KeyType))
 @pytest.mark.parametrize("seed", [1, 2])
 def test_a_partial_state_is_the_whole_one(make: Make, kind: KeyType, hash_rule: HashRule, seed: int) -> None:
-    """Whatever is put, removed and filled in which order, by commits and in bulk: all reads are those of a dict."""
+    """A partial state reads like a dict after any puts, removals and fills in any order, by commits and in bulk."""
     rule, chosen = _rule(kind, hash_rule), random.Random(seed)
     keys = _KEYS[kind]
     if rule.is_paired:
@@ -181,7 +182,7 @@ def test_a_partial_state_is_the_whole_one(make: Make, kind: KeyType, hash_rule: 
             rows = [(rule.group(key), int(at is None), rule.plain(key), at) for key, at in changed.items()]
             state.store.load(change_table(rows, kind.arrow_type))
             state.store.move(place)
-            state = _based(state.store, snapshot, rule)  # What is opened loads what it lacks before a state is made.
+            state = _based(state.store, snapshot, rule)  # An opened state loads the missing rows before it is made.
         expected = {key: at for key, at in {**expected, **changed}.items() if at is not None}
         _check(state, expected, keys, rule)
         _fill(state, snapshot, rule, groups[turn // 2], is_whole=turn % 2 == 1)
@@ -191,7 +192,7 @@ def test_a_partial_state_is_the_whole_one(make: Make, kind: KeyType, hash_rule: 
 
 
 def test_what_is_gone_is_not_filled(make: Make) -> None:
-    """A key that was removed while its key group was missing stays so, and comes back by a later put only."""
+    """A key that was removed while its key group was missing stays removed, until a later put."""
     rule = _rule(KeyType.BYTES, HashRule.CRC32)
     group = rule.group(b"a")
     state = make({b"a": b"old"}, rule)

@@ -1,5 +1,6 @@
-"""Services that do some things otherwise than Apache Kafka: where a log is made on their terms, and where it is refused
-and why. On the twin of each, by what their documentation says; and a refusal of a real broker.
+"""Services that differ from Apache Kafka: where a log is made on their terms, and where and why it is refused.
+
+On the twin of each, by its documentation; and a refusal of a real broker.
 """
 
 import uuid
@@ -42,11 +43,11 @@ class Twin:
         self._disk = MemoryDisk(lambda: 1000.0)
 
     def where(self, *waived: str) -> Where:
-        """The place, as a new process sees it."""
+        """Return the place, as a new process sees it."""
         return Where(MemoryKafka(cluster=self.cluster), MemoryStore(self._disk, "x"), allow_unsafe=waived)
 
     def live(self, tmp_path: Path, *waived: str) -> dict[object, object]:
-        """Make a log, write, roll up, write again; returns what is read of it."""
+        """Make a log, write, roll up, write again; return the state that is read of it."""
         return live("x", lambda: self.where(*waived), tmp_path, writes=3)
 
 
@@ -54,13 +55,13 @@ class Twin:
     ("provider", "waived"), [(APACHE, ()), (CONFLUENT_CLOUD, ()), (REDPANDA, NO_IDS)], ids=lambda one: str(one)[:30]
 )
 def test_a_log_on_the_terms_of_a_service(provider: Provider, waived: tuple[str, ...], tmp_path: Path) -> None:
-    """Settings that it does not take are left out, what it then has is judged, and the log works."""
+    """Settings that a service refuses are left out, its own settings are judged, and the log works."""
     with told("is made without") if provider is CONFLUENT_CLOUD else nullcontext():
         assert Twin(provider).live(tmp_path, *waived) == {b"k%d" % number: b"v" for number in range(3)}
 
 
 def test_what_is_left_out_is_told(tmp_path: Path) -> None:
-    """One line a topic, with the settings' names and the service's own words."""
+    """One line for each topic names the settings that were left out, with the service's own words."""
     twin = Twin(CONFLUENT_CLOUD)
     with told("cannot be set") as texts:
         twin.live(tmp_path)
@@ -75,7 +76,7 @@ def test_what_is_left_out_is_told(tmp_path: Path) -> None:
 
 
 def test_a_service_that_names_no_setting(tmp_path: Path) -> None:
-    """It gets none that is only good to have, and all that are needed; what it then has is judged as it is."""
+    """A service that names no setting gets none that is optional, and all needed ones; its own settings are judged."""
 
     terse = Provider(name="terse", refuses=frozenset({"message.timestamp.type"}), is_terse=True)
     twin = Twin(terse)
@@ -101,7 +102,7 @@ def test_a_service_that_names_no_setting(tmp_path: Path) -> None:
     ids=lambda one: getattr(one, "name", ""),
 )
 def test_a_service_with_smaller_records(terms: Provider, made_with: int, tmp_path: Path) -> None:
-    """The log is made for as large ones as there are, in whole MiB."""
+    """A service with smaller records gets a log with the largest records that it allows, in whole MiB."""
     twin = Twin(terms)
     with lines():
         assert twin.live(tmp_path, "min-insync", "unknown-settings")
@@ -110,7 +111,7 @@ def test_a_service_with_smaller_records(terms: Provider, made_with: int, tmp_pat
 
 
 def test_a_service_that_refuses_what_is_needed(tmp_path: Path) -> None:
-    """Nothing is tried without it: Kafka would delete what is committed."""
+    """A service that refuses a needed setting gets no log without it: Kafka would delete committed records."""
     twin = Twin(Provider(name="x", refuses=frozenset({"retention.ms"})))
     with told("is made without"), pytest.raises(ConfigError, match=r"retention\.ms"):
         twin.live(tmp_path)
@@ -119,7 +120,7 @@ def test_a_service_that_refuses_what_is_needed(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("provider", [MSK_EXPRESS, WARPSTREAM], ids=lambda one: str(one.name))
 def test_a_service_without_the_request_to_truncate(provider: Provider, tmp_path: Path) -> None:
-    """It is found when a log is made, by the name of the request, before anything is in it."""
+    """A service without the request to truncate is named with the request when a log is made, before any write."""
     with lines(), pytest.raises(ConfigError, match="DeleteRecords") as caught:
         Twin(provider).live(tmp_path)
     assert "docs/kafka.md" in caught.value.hint
@@ -136,7 +137,9 @@ def test_a_service_that_does_not_tell(tmp_path: Path) -> None:
 
 
 def test_a_topic_that_is_known_to_acknowledge_early(tmp_path: Path) -> None:
-    """It is refused by the name of its setting, before anything is in it; no waiver lets it pass."""
+    """A topic that is known to acknowledge early is refused by its setting's name before any write, whatever is
+    waived.
+    """
     twin = Twin(WARPSTREAM_LIGHTNING)
     with pytest.raises(UnsafeTopic, match=r"warpstream\.topic\.type is lightning") as caught:
         twin.live(tmp_path, *Waiver)
@@ -145,7 +148,7 @@ def test_a_topic_that_is_known_to_acknowledge_early(tmp_path: Path) -> None:
 
 
 def test_a_log_whose_topic_acknowledges_early_from_now_on(tmp_path: Path) -> None:
-    """An operator may change the setting of a topic that is in use: every open looks at it."""
+    """Every open checks whether the topic acknowledges early: an operator may change the setting in use."""
     twin = Twin(APACHE)
     twin.live(tmp_path)
     twin.cluster.set_topic_config("x.ledger", {"warpstream.topic.type": "Lightning"})
@@ -155,7 +158,7 @@ def test_a_log_whose_topic_acknowledges_early_from_now_on(tmp_path: Path) -> Non
 
 @pytest.mark.parametrize("came_between", [False, True], ids=["not yet there", "displaced"])
 def test_a_service_that_acknowledges_early_and_does_not_tell(*, came_between: bool, impatient: None) -> None:
-    """The mark is read back where its acknowledgement says that it is. What is refused is no log."""
+    """The mark is read back at its acknowledged offset, so a service that hides early acknowledgement gets no log."""
     twin = Twin(Provider(name="early", places_late=True))
     place = twin.where()
 
@@ -179,7 +182,7 @@ def test_a_service_that_acknowledges_early_and_does_not_tell(*, came_between: bo
 @pytest.mark.usefixtures("at_once", "busy_ledger")
 @pytest.mark.parametrize("remade", [("x", "x.ledger"), ("x.ledger",), ("x",)], ids=str)
 def test_topics_made_again_where_topics_have_no_ids(remade: tuple[str, ...], tmp_path: Path) -> None:
-    """Nothing tells by their ids that they are other topics, and what was acknowledged is missed all the same."""
+    """Topics that were made again, without ids to reveal it, are detected by their missing acknowledged records."""
     twin = Twin(REDPANDA)
     twin.live(tmp_path, *NO_IDS)
     for topic in remade:
@@ -189,7 +192,7 @@ def test_topics_made_again_where_topics_have_no_ids(remade: tuple[str, ...], tmp
 
 
 def test_another_logs_topics_where_topics_have_no_ids(tmp_path: Path) -> None:
-    """The mark in the ledger tells them apart, behind a snapshot, too."""
+    """The mark in the ledger reveals another log's topics where topics have no ids, behind a snapshot, too."""
     twin, other = Twin(REDPANDA), Twin(REDPANDA)
     twin.live(tmp_path, *NO_IDS)
     other.live(tmp_path, *NO_IDS)
@@ -200,7 +203,7 @@ def test_another_logs_topics_where_topics_have_no_ids(tmp_path: Path) -> None:
 
 @pytest.mark.broker
 def test_a_setting_that_a_broker_refuses(broker: Broker, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A real broker says which setting it does not take, and the topic is made without that one."""
+    """A real broker names the setting that it refuses, and the topic is made without that one."""
     name = f"refused-{uuid.uuid4().hex[:8]}"
 
     def with_tiny_segments(role: TopicRole, replication_factor: int) -> dict[str, str]:

@@ -1,6 +1,6 @@
 """Logs whose topics allow smaller records than 16 MiB, as rented clusters do: 1 MiB and 8 MiB, on twin and real broker.
 
-The broker is the judge: a record above its topic's `max.message.bytes` is refused there, and no commit follows.
+The broker is the judge: it refuses a record above its topic's `max.message.bytes`, and no commit follows.
 """
 
 import json
@@ -27,7 +27,7 @@ WIDE = {"type": "record", "name": "W", "fields": COLUMNS}
 
 @pytest.fixture(params=[1, 8], ids=lambda mib: f"{mib}MiB")
 def limit(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
-    """What new topics allow: Kafka's default is 12 bytes more than 1 MiB."""
+    """Yield the limit of new topics: Kafka's default is 12 bytes more than 1 MiB."""
     allowed = int(request.param) * MIB
 
     def with_small_records(role: TopicRole, replication_factor: int) -> dict[str, str]:
@@ -38,12 +38,15 @@ def limit(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> It
 
 
 def largest(limit: int) -> int:
-    """The largest value under a key of one byte."""
+    """Return the largest value under a key of one byte."""
     return limit * 15 // 16 - OVERHEAD - 1
 
 
 def test_a_log_keeps_to_what_its_topics_allow(limit: int, rig: LogRig, tmp_path: Path) -> None:
-    """Chunks of many changes and of one, meta records and metadata of a commit: all as large as they may be."""
+    """A log keeps to its topics' limit: chunks of many changes and of one, meta records and metadata of a commit.
+
+    All of them may be as large as the limit.
+    """
     wanted = {b"%d" % number: os.urandom(3000) for number in range(4000)} | {b"l": os.urandom(largest(limit))}
     with rig.create() as log:
         assert log.descriptor.record_bytes_max == limit
@@ -61,7 +64,10 @@ def test_a_log_keeps_to_what_its_topics_allow(limit: int, rig: LogRig, tmp_path:
 
 
 def test_what_is_larger_is_refused_before_it_is_sent(limit: int, rig: LogRig) -> None:
-    """With the limit and the name of the setting; the writer goes on, whichever way the change came in."""
+    """A larger record is refused before it is sent, with the limit and the setting's name.
+
+    The writer goes on, whichever way the change came in.
+    """
     with rig.create() as log, Writer(log, "w") as writer:
         for size in (largest(limit) + 1, 20 * MIB):
             with pytest.raises(ValueTooLarge, match="larger than a chunk") as caught:
@@ -82,7 +88,7 @@ def test_what_is_larger_is_refused_before_it_is_sent(limit: int, rig: LogRig) ->
 
 
 def test_a_table_keeps_to_it(limit: int, rig: LogRig) -> None:
-    """Values and progress are refused where they come in, and the table goes on."""
+    """A table refuses larger values and progress where they come in, and goes on."""
     progress = min(limit // 4, MIB) // 4
     with TableRig(rig, None).open() as table:
         with pytest.raises(ValueTooLarge):
@@ -114,7 +120,9 @@ NOTE: dict[str, Any] = {"text": "", "texts": [], "wide": []}
 def test_typed_values_are_refused_where_they_come_in(
     limit: int, rig: LogRig, field: str, item: Any, item_bytes: int
 ) -> None:
-    """By what they take in the log, not by how many characters and items there are: what was taken can be committed."""
+    """Typed values are refused by their size in the log, not by characters and items: accepted ones can be
+    committed.
+    """
     with TableRig(rig, None).open(value_schema=json.dumps(NOTES)) as table:
         with pytest.raises(ValueTooLarge):
             table[b"k"] = {**NOTE, field: item * (limit // item_bytes)}
@@ -123,7 +131,7 @@ def test_typed_values_are_refused_where_they_come_in(
 
 
 def test_wide_values_leave_room_for_their_columns(limit: int, rig: LogRig) -> None:
-    """Arrow takes some bytes for each of them: what is not refused is sent, however many there are."""
+    """Wide values leave room for their columns, each of which takes some bytes in Arrow: accepted values are sent."""
     with rig.create(value_schema=json.dumps(WIDE)) as log, Writer(log, "w") as writer:
         fields = {f"f{i}": "" for i in range(400)}
         size = limit
@@ -139,7 +147,10 @@ def test_wide_values_leave_room_for_their_columns(limit: int, rig: LogRig) -> No
 
 
 def test_a_topic_may_come_to_allow_more_but_not_less(limit: int, rig: LogRig) -> None:
-    """Less is refused at every open, with what it is and must be; more changes nothing for the log."""
+    """A topic may come to allow more, which changes nothing for the log, but not less.
+
+    Less is refused at every open, with the present and the required value.
+    """
     rig.create().close()
     for topic in (rig.name, f"{rig.name}.ledger"):
         rig.set_topic_config(topic, {"max.message.bytes": str(limit - 1)})
@@ -153,7 +164,7 @@ def test_a_topic_may_come_to_allow_more_but_not_less(limit: int, rig: LogRig) ->
 
 
 def test_a_topic_that_allows_less_than_a_mebibyte(rig: LogRig, monkeypatch: pytest.MonkeyPatch) -> None:
-    """No log is made on it."""
+    """A topic that allows less than a mebibyte gets no log."""
 
     def tiny_records(*_: object) -> dict[str, str]:
         return {"retention.ms": "-1", "max.message.bytes": "1000000"}
@@ -165,7 +176,7 @@ def test_a_topic_that_allows_less_than_a_mebibyte(rig: LogRig, monkeypatch: pyte
 
 
 def test_a_create_that_died_keeps_its_limit(limit: int, rig: LogRig, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Run again, it finishes the log that it began, though the topics allow more by now."""
+    """A create that died keeps its limit: the next run finishes that log, though the topics allow more by now."""
     with monkeypatch.context() as dying:
         dying.setattr(making, "mark_ledger", _die)
         with pytest.raises(KeyboardInterrupt):

@@ -1,4 +1,4 @@
-"""What a standby promises, in a dict and in RocksDB: what asks most of Kafka on a real broker, too."""
+"""The promises of a standby, in a dict and in RocksDB; the tests that depend most on Kafka on a real broker, too."""
 
 import math
 import threading
@@ -36,18 +36,21 @@ WAIT_S = 60.0
 
 @pytest.fixture(params=["dict", "rocksdb"])
 def tables(request: pytest.FixtureRequest, rig: LogRig, tmp_path: Path) -> TableRig:
-    """Each backend in turn."""
+    """Return each backend in turn."""
     return TableRig(rig, tmp_path / "local" if request.param == "rocksdb" else None)
 
 
 @pytest.fixture(params=["dict", "rocksdb"])
 def twins(request: pytest.FixtureRequest, tmp_path: Path) -> TableRig:
-    """Each backend in turn, in memory."""
+    """Return each backend in turn, in memory."""
     return TableRig(twin_rig("log"), tmp_path / "local" if request.param == "rocksdb" else None)
 
 
 def test_it_follows_and_is_promoted(tables: TableRig) -> None:
-    """It shows commit after commit, never more; promoted it has all that the owner was told of, which is over then."""
+    """A standby shows commit after commit, never more; promoted it has all that the owner's acknowledged commits hold.
+
+    The owner's epoch has ended then.
+    """
     with tables.open() as table:
         table.update({b"a": b"1", b"b": b"2", b"c": b"3"})
         table.commit({"n": 1})
@@ -87,7 +90,7 @@ def test_it_follows_and_is_promoted(tables: TableRig) -> None:
 
 
 def test_its_thread(tables: TableRig) -> None:
-    """Left alone it follows by itself, and its age stays small; several of a table do not disturb each other."""
+    """A standby's thread follows by itself, and its age stays small; several of a table do not disturb each other."""
     with tables.open() as table, tables.standby("x", poll_s=0.01) as one, tables.standby("y", poll_s=0.02) as two:
         for n in range(5):
             table.update({b"k": b"%d" % n, b"%d" % n: b"x"})
@@ -104,12 +107,15 @@ def test_its_thread(tables: TableRig) -> None:
 
 
 def test_it_asks_nothing_until_a_reader_wants_to_know(twins: TableRig) -> None:
-    """While nothing comes its age grows. A reader that wants a younger state has it all the same."""
+    """A standby queries nothing until a reader wants a younger state, and its age grows while nothing comes.
+
+    The reader gets the younger state all the same.
+    """
     with twins.open() as table, twins.standby(poll_s=0.02) as standby:
         table[b"k"] = b"1"
         table.commit()
         wait_for(lambda: b"k" in standby)
-        time.sleep(4.0)  # After a second what was read is compared once more.
+        time.sleep(4.0)  # After a second the read records are compared once more.
         assert standby.age_s > 2.0
         wait_for(lambda: standby.age_s < 1.0)
         time.sleep(2.5)
@@ -125,7 +131,7 @@ def test_it_asks_nothing_until_a_reader_wants_to_know(twins: TableRig) -> None:
 
 
 def test_while_it_waits_it_hears_of_a_loss(twins: TableRig, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of one that brings nothing: what it has read is compared all the same, now and then."""
+    """A waiting standby detects a loss that brings no records: it compares its records now and then."""
     monkeypatch.setattr(changes, "_CHECK_S", 0.3)
     with twins.open() as table:
         table[b"k"] = b"1"
@@ -140,7 +146,7 @@ def test_while_it_waits_it_hears_of_a_loss(twins: TableRig, monkeypatch: pytest.
 
 
 def test_age(twins: TableRig) -> None:
-    """It counts from when the ledger's end was asked for last; a reader that wants a younger state is told."""
+    """The age counts from the last query of the ledger's end; a reader that wants a younger state gets an error."""
     now_s = [100.0]
     with twins.open() as table, twins.standby(environment=Environment(clock=lambda: now_s[0])) as standby:
         table[b"k"] = b"1"
@@ -152,14 +158,14 @@ def test_age(twins: TableRig) -> None:
         with pytest.raises(TooOld) as told:
             standby.get_with_age(b"k", max_age_s=4.9)
         assert told.value.facts == {"age_s": 5.0, "max_age_s": 4.9, "position": standby.position}
-        with pytest.raises(TooOld):  # No state is as young as that.
+        with pytest.raises(TooOld):  # No state is so young.
             standby.get(b"k", max_age_s=math.nan)
         assert standby.refresh()
         assert standby.get_with_age(b"k", max_age_s=0).value == b"1"
 
 
 def test_reads(twins: TableRig) -> None:
-    """Every read-only method of a table, with the same answers and the same refusals; a scan is of one position."""
+    """Every read-only method of a table has the same answers and the same refusals; a scan is of one position."""
     with twins.open(key_type="string") as table:
         state = {f"{letter}{n}": b"%d" % n for letter in "abc" for n in range(3)}
         table.update(state)
@@ -234,7 +240,7 @@ def _is_in(table: Any, key: bytes) -> bool:
 
 
 def test_promote_fenced_by_another(twins: TableRig) -> None:
-    """Of two standbys that are promoted one after the other the second is the owner, with what the first committed."""
+    """Of two standbys that are promoted one after the other the second is the owner, with the first one's commits."""
     with twins.open() as table, twins.standby("x") as one, twins.standby("y") as two:
         table[b"k"] = b"1"
         table.commit({"n": 1})
@@ -254,7 +260,7 @@ def test_promote_fenced_by_another(twins: TableRig) -> None:
 
 @pytest.mark.parametrize("how", ["commit", "commit_async", "commit_every"])
 def test_a_fenced_table_serves_nothing(twins: TableRig, how: str) -> None:
-    """Its next commit says Fenced, however it commits, and from then on no read is answered."""
+    """The next commit of a fenced table raises Fenced, however it commits, and from then on no read is answered."""
     with twins.open() as table, twins.standby() as standby:
         table[b"k"] = b"1"
         table.commit({"n": 1})
@@ -276,7 +282,7 @@ def test_a_fenced_table_serves_nothing(twins: TableRig, how: str) -> None:
 
 
 def test_refusals(twins: TableRig) -> None:
-    """No log, no pace, a directory that is in use, a closed standby and a fork are typed errors."""
+    """A missing log, no pace, a directory in use, a closed standby and a fork are typed errors."""
     with pytest.raises(NotFound, match=r"The owner's statelog\.table\(\.\.\., create=True\) makes it"):
         twins.standby()
     twins.open().close()
@@ -308,7 +314,10 @@ def test_refusals(twins: TableRig) -> None:
 @pytest.mark.parametrize("is_kept", [False, True])
 @pytest.mark.parametrize("is_rolled_up", [False, True])
 def test_an_opening_counts_the_rows_that_it_reads(tmp_path: Path, *, is_kept: bool, is_rolled_up: bool) -> None:
-    """All of them where there is no directory yet, of a snapshot and behind it, for a table and a standby alike."""
+    """An opening counts the rows that it reads: without a directory all of a snapshot and behind it.
+
+    This holds for a table and a standby alike.
+    """
     twins = TableRig(twin_rig("log"), None)
     with twins.open() as table:
         table.update({b"%d" % n: b"x" for n in range(20)})
@@ -328,7 +337,7 @@ def test_an_opening_counts_the_rows_that_it_reads(tmp_path: Path, *, is_kept: bo
 
 
 def test_its_directory_is_kept(tmp_path: Path) -> None:
-    """Between lives of a standby, and on to the table that it becomes, which reads what came since and no more."""
+    """The directory survives incarnations of a standby and its promotion to a table, which reads only later changes."""
     twins = TableRig(twin_rig("log"), tmp_path / "local")
     with twins.open() as table:
         table.update({b"%d" % n: b"x" for n in range(20)})

@@ -1,4 +1,4 @@
-"""What every implementation of the store port promises, asked of each of them with the same tests."""
+"""The promises of every implementation of the store port, by the same tests."""
 
 import threading
 import uuid
@@ -40,20 +40,20 @@ def _s3_service(stack: ExitStack, *, honours_conditions: bool) -> S3Service:
     try:
         return open_s3(stack, honours_conditions=honours_conditions)
     except DockerException as error:
-        # An engine without this image is a fact of the machine; a gateway that starts and does not answer is a failure.
+        # A machine may lack this image; a gateway that starts and does not answer is a failure.
         pytest.skip(f"S3 is not tested in this run: Docker answers, but {S3_IMAGE} does not start: {error}")
 
 
 @pytest.fixture(scope="module")
 def s3() -> Iterator[S3Service]:
-    """An S3 service as it should be."""
+    """Yield an S3 service as it should be."""
     with ExitStack() as stack:
         yield _s3_service(stack, honours_conditions=True)
 
 
 @pytest.fixture(scope="module")
 def small_s3() -> Iterator[dict[str, object]]:
-    """Storage options of a small S3 service inside this process, for the real client where no real service is."""
+    """Yield storage options of a small S3 service inside this process, for the real client without a real service."""
     with faulty_s3() as service:
         yield service.options
 
@@ -120,14 +120,14 @@ def _emulated(name: str) -> Callable[[pytest.FixtureRequest], Place]:
     ]
 )
 def place(request: pytest.FixtureRequest) -> Place:
-    """Each implementation in turn, empty."""
+    """Return each implementation in turn, empty."""
     make: Callable[[pytest.FixtureRequest], Place] = request.param
     return make(request)
 
 
 @pytest.fixture
 def store(place: Place) -> Store:
-    """One handle on an empty log directory."""
+    """Return one handle on an empty log directory."""
     return place.open(LOG)
 
 
@@ -136,7 +136,7 @@ def _paths(store: Store, prefix: str = "") -> list[str]:
 
 
 def _together(*bodies: Callable[[], None]) -> None:
-    """Run all bodies at the same moment in threads of their own, and raise the first thing that one of them raised."""
+    """Run all bodies at the same moment in threads of their own, and raise the first error of any."""
     barrier, errors = threading.Barrier(len(bodies)), list[BaseException]()
 
     def run(body: Callable[[], None]) -> None:
@@ -156,13 +156,13 @@ def _together(*bodies: Callable[[], None]) -> None:
 
 
 def test_a_created_file_is_read_whole_by_another_handle(place: Place) -> None:
-    """What one process created, the next call of any other process reads."""
+    """A created file is read whole by another handle: the next call of any other process reads it."""
     place.open(LOG).put_if_absent("manifests/1.avro", b"one")
     assert place.open(LOG).read("manifests/1.avro") == b"one"
 
 
 def test_a_second_create_is_refused_and_changes_nothing(store: Store) -> None:
-    """put_if_absent never replaces, not even with the same bytes."""
+    """A second create is refused and changes nothing: put_if_absent never replaces, not even with the same bytes."""
     store.put_if_absent("manifests/1.avro", b"one")
     for data in (b"two", b"one"):
         with pytest.raises(AlreadyExists):
@@ -171,7 +171,7 @@ def test_a_second_create_is_refused_and_changes_nothing(store: Store) -> None:
 
 
 def test_of_racing_creates_exactly_one_wins(place: Place) -> None:
-    """Of many creates of one slot at the same moment one returns, the others raise, and the slot holds the winner's."""
+    """Of racing creates of one slot exactly one returns, the others raise, and the slot holds the winner's."""
     handles = [place.open(LOG) for _ in range(THREADS)]
     for number in range(place.race_rounds):
         winners: list[int] = []
@@ -189,7 +189,7 @@ def test_of_racing_creates_exactly_one_wins(place: Place) -> None:
 
 
 def test_put_replaces(store: Store) -> None:
-    """put writes a new file and replaces an old one, and the listing shows the new size."""
+    """A put writes a new file and replaces an old one, and the listing shows the new size."""
     store.put("leases/a.avro", b"first")
     store.put("leases/a.avro", b"second one")
     assert store.read("leases/a.avro") == b"second one"
@@ -237,7 +237,7 @@ def test_a_listing_sees_every_write_and_delete_at_once(place: Place) -> None:
 
 
 def test_a_listing_is_of_one_prefix_of_one_log(place: Place) -> None:
-    """Prefixes cut inside a name too, files next to directories count, and other logs do not."""
+    """A listing is of one prefix of one log: prefixes cut inside a name and files next to directories count."""
     store, other = place.open(LOG), place.open(LOG + "-2")
     for path in ("descriptor.avro", "runs/a1.parquet", "runs/a2.parquet", "runs/b.parquet", "runs-old/a1.parquet"):
         store.put_if_absent(path, b"x")
@@ -250,7 +250,7 @@ def test_a_listing_is_of_one_prefix_of_one_log(place: Place) -> None:
 
 
 def test_the_directories_of_a_root_are_listed(place: Place) -> None:
-    """Those of all logs below it, seen from any of them, also from one that is not there; and no file of theirs."""
+    """The directories of all logs of a root are listed, from any of them, also from a missing one; files are not."""
     nobody = place.open("nobody")
     assert nobody.siblings() == []
     for log in (LOG, "orders.more", "visits"):
@@ -260,19 +260,22 @@ def test_the_directories_of_a_root_are_listed(place: Place) -> None:
 
 
 def test_a_measured_store_tells_the_room_of_the_one_below() -> None:
-    """It is no store without a bound for being watched."""
+    """A measured store reports the room of the one below: measuring does not make it a store without a bound."""
     disk = MemoryDisk(lambda: 1000.0, capacity_bytes=100)
     assert MeasuredStore(MemoryStore(disk, LOG), LOG, []).free_bytes() == MemoryStore(disk, LOG).free_bytes() == 100
 
 
 def test_a_local_file_that_is_gone_is_no_refusal_of_the_store(store: Store, tmp_path: Path) -> None:
-    """One that a cleaner of temporary directories took: raw, or as a missing bucket, it would end a daemon."""
+    """A missing local file, which a cleaner of temporary directories deleted, is no refusal of the store.
+
+    As a raw error, or as a missing bucket, it would end a daemon.
+    """
     with pytest.raises(StoreUnavailable):
         store.upload(tmp_path / "gone", "runs/a.parquet")
 
 
 def test_what_is_not_there_is_not_found(store: Store, tmp_path: Path) -> None:
-    """Reading a missing file in any way is NotFound, next to other files or in no directory at all."""
+    """A read of a missing file is NotFound in every way, next to other files or in no directory at all."""
     store.put_if_absent("runs/a.parquet", b"x")
     for path in ("runs/b.parquet", "leases/a.avro"):
         with pytest.raises(NotFound):
@@ -285,7 +288,7 @@ def test_what_is_not_there_is_not_found(store: Store, tmp_path: Path) -> None:
 
 
 def test_delete_counts_a_missing_file_as_deleted(store: Store) -> None:
-    """Deleting twice, or what never was, is no error, and a deleted slot can be created again."""
+    """Deleting a file twice, or a missing one, is no error, and a deleted slot can be created again."""
     store.delete("runs/a.parquet")
     store.put_if_absent("runs/a.parquet", b"x")
     store.delete("runs/a.parquet")
@@ -314,7 +317,7 @@ def test_delete_counts_a_missing_file_as_deleted(store: Store) -> None:
     ],
 )
 def test_a_path_cannot_leave_the_directory(store: Store, tmp_path: Path, path: str) -> None:
-    """Every method refuses a path that is not that of a file inside the log's directory, before any I/O."""
+    """Every method refuses a path that leaves the log's directory before any I/O."""
     local = tmp_path / "file"
     local.write_bytes(b"x")
     calls: list[Callable[[], object]] = [
@@ -336,7 +339,7 @@ def test_a_path_cannot_leave_the_directory(store: Store, tmp_path: Path, path: s
 
 
 def test_ranges_of_an_open_file(store: Store) -> None:
-    """open() reads any range, from either end, small or large, and ends at the file's end."""
+    """An open file reads any range, from either end, small or large, and ends at the file's end."""
     data = bytes(range(256)) * 4096
     store.put_if_absent("runs/a.parquet", data)
     with store.open("runs/a.parquet") as file:
@@ -375,14 +378,14 @@ def test_upload_and_download_keep_every_byte(store: Store, tmp_path: Path) -> No
 
 
 def test_check_passes_and_leaves_nothing(store: Store) -> None:
-    """A store that honours put-if-absent passes its own proof, any number of times, and keeps no trace of it."""
+    """A store that honours put-if-absent passes its own proof, any number of times, without a trace of it."""
     store.check()
     store.check()
     assert _paths(store) == []
 
 
 def test_the_clock_is_the_one_that_stamps_files(store: Store) -> None:
-    """now_s is on the scale of modified_s: a file written between two looks at the clock was modified in between."""
+    """The clock is the one that stamps files: a file written between two calls of now_s was modified in between."""
     before = store.now_s()
     store.put_if_absent("leases/a.avro", b"x")
     (info,) = store.list("leases/")
@@ -392,21 +395,21 @@ def test_the_clock_is_the_one_that_stamps_files(store: Store) -> None:
 
 
 def test_room_is_told_or_is_not_known(store: Store) -> None:
-    """Asked of a log that has a file: its disk has some left, or nobody tells."""
+    """The room is known or unknown: for a log with a file its disk has some left, or the store does not say."""
     store.put("leases/a.avro", b"x")
     free_bytes = store.free_bytes()
     assert free_bytes is None or free_bytes > 0
 
 
 def test_the_url_names_the_log_and_no_secret(store: Store) -> None:
-    """The URL ends with the log's name; neither it nor the repr shows what must stay secret."""
+    """The URL ends with the log's name; neither it nor the repr shows a secret."""
     assert store.url.endswith(f"/{LOG}")
     assert SECRET_KEY not in store.url + repr(store)
 
 
 @pytest.mark.docker
 def test_the_proof_refuses_a_real_gateway_that_ignores_the_condition() -> None:
-    """The same S3 gateway without its metadata answers 200 to the second create, and is refused."""
+    """The proof refuses a real gateway without metadata, which answers 200 to the second create."""
     with ExitStack() as stack:
         service = _s3_service(stack, honours_conditions=False)
         with pytest.raises(UnsafeStore):

@@ -1,4 +1,4 @@
-"""What a stream promises, on the in-memory twins and on a real broker with a local store alike."""
+"""The promises of a stream, on the in-memory twins and on a real broker with a local store alike."""
 
 from collections.abc import Iterator
 from contextlib import closing
@@ -28,7 +28,7 @@ _PATIENCE_S = 120.0
 
 @pytest.fixture(params=["twin", pytest.param("real", marks=pytest.mark.broker)])
 def rig(request: pytest.FixtureRequest, log_name: str, tmp_path: Path) -> Iterator[HistoryRig]:
-    """An empty log of three partitions, in memory or real."""
+    """Yield an empty log of three partitions, in memory or real."""
     if request.param == "twin":
         yield history_rig(name=log_name)
         return
@@ -45,7 +45,7 @@ def rig(request: pytest.FixtureRequest, log_name: str, tmp_path: Path) -> Iterat
 
 @pytest.fixture
 def settings(tmp_path: Path) -> RecoverySettings:
-    """Bounds that the states of these tests exceed many times, with segments in two directories."""
+    """Return bounds that the states of these tests exceed many times, with segments in two directories."""
     directories = (tmp_path / "spill-a", tmp_path / "spill-b")
     for directory in directories:
         directory.mkdir()
@@ -61,7 +61,7 @@ def _files(settings: RecoverySettings) -> list[Path]:
 def test_a_slow_reader_holds_neither_memory_nor_the_log(rig: HistoryRig, settings: RecoverySettings) -> None:
     """A state of many budgets is fetched whole, and its lease removed, while its reader has only its first portion.
 
-    Memory stays within the budget all the time. Then log and snapshot may go: what is left comes out of the spill.
+    Memory stays within the budget all the time. Then log and snapshot may be deleted: the rest comes out of the spill.
     """
     with Writer(rig.log, "w") as writer:
         rig.commit(writer, 1, [(b"key-%d" % i, b"%04d" % i * 250) for i in range(600)])
@@ -120,7 +120,7 @@ def test_live_changes_come_after_the_state_in_order(rig: HistoryRig, settings: R
             stream.wait_fetched(_PATIENCE_S)
             rig.commit(writer, 2, [(b"key-%d" % i, None) for i in range(0, 300, 2)])
             rig.commit(writer, 3, [(b"key-%d" % i, b"3" * 1000) for i in range(0, 300, 3)])
-            writer.commit(checkpoint_id=4)  # Quiet: it changes nothing, and moves the position on.
+            writer.commit(checkpoint_id=4)  # A quiet commit changes nothing, and moves the position on.
             end = rig.end()
             for portion in stream:
                 reader.apply(portion)
@@ -143,7 +143,7 @@ def test_live_changes_come_after_the_state_in_order(rig: HistoryRig, settings: R
 
 @pytest.mark.usefixtures("busy_ledger")
 def test_truncation_stops_short_of_a_follower(rig: HistoryRig, settings: RecoverySettings) -> None:
-    """While it is behind, a follower's lease names the first position and offsets that it still needs."""
+    """While a follower lags, its lease names the first position and offsets that it still needs."""
     with Writer(rig.log, "w") as writer:
         position = rig.commit(writer, 1, [(b"key-%d" % i, b"1") for i in range(50)])
         ends = {p: offsets.end for p, offsets in rig.log.data_offsets().items()}
@@ -160,7 +160,7 @@ def test_truncation_stops_short_of_a_follower(rig: HistoryRig, settings: Recover
 def test_rounds_do_not_truncate_past_a_follower_that_began_before_the_first(
     rig: HistoryRig, settings: RecoverySettings, tmp_path: Path, *, resumed: bool
 ) -> None:
-    """No manifest is there to pin, so the lease holds every wanted partition, also those without a change so far."""
+    """No manifest is there to pin, so the lease holds every wanted partition, also ones without a change so far."""
     policy = MaterializerSettings(scratch=tmp_path, retention=RetentionPolicy(keep=2, min_age_s=0.0))
     keys = [b"key-%d" % i for i in range(20)]
     reader = Reader()
@@ -184,7 +184,7 @@ def test_rounds_do_not_truncate_past_a_follower_that_began_before_the_first(
 
 
 def test_a_reader_that_was_away_resumes_or_is_told(rig: HistoryRig, settings: RecoverySettings) -> None:
-    """A follower goes on behind its last commit while the log reaches back, and gets NotFound with a hint after."""
+    """A follower goes on behind its last commit while the log reaches back, and then gets NotFound with a hint."""
     reader = Reader()
     with Writer(rig.log, "w") as writer:
         rig.commit(writer, 1, [(b"a", b"1"), (b"b", b"1")])
@@ -208,7 +208,7 @@ def test_a_reader_that_was_away_resumes_or_is_told(rig: HistoryRig, settings: Re
 
 @pytest.mark.usefixtures("busy_ledger")
 def test_a_feed_says_whose_each_commit_is(rig: HistoryRig, settings: RecoverySettings) -> None:
-    """Writer, checkpoint, position and metadata of every commit, of one that ended its writer, too."""
+    """A feed gives writer, checkpoint, position and metadata of every commit, also of one that ended its writer."""
     recovery = recover(rig.log, settings=settings)
     with recovery, closing(CommitFeed(rig.log, recovery.plan, None, settings)) as live:
         with Writer(rig.log, "w") as writer:
@@ -229,7 +229,7 @@ def test_a_feed_says_whose_each_commit_is(rig: HistoryRig, settings: RecoverySet
 def test_a_log_that_is_truncated_past_a_follower_is_told(
     rig: HistoryRig, settings: RecoverySettings, what: str
 ) -> None:
-    """Records that went in spite of the lease are OffsetGone with a hint, never a gap."""
+    """Records that were truncated in spite of the lease are OffsetGone with a hint, never a gap."""
     with Writer(rig.log, "w") as writer:
         rig.commit(writer, 1, [(b"a", b"1")])
         recovery = recover(rig.log, settings=settings)

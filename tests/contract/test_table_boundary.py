@@ -1,4 +1,4 @@
-"""What a table refuses, and that nothing comes of what it refuses; in each backend, on the twins and on a broker."""
+"""The refusals of a table, none of which has an effect; in each backend, on the twins and on a broker."""
 
 import asyncio
 import copy
@@ -28,7 +28,7 @@ HUGE = {"place": "x" * (20 << 20)}
 
 
 class _Color(str, enum.Enum):  # noqa: UP042 - a StrEnum says what it is
-    """A text that says something else when it is printed."""
+    """A text that prints as another text."""
 
     RED = "red"
 
@@ -37,7 +37,7 @@ class _Color(str, enum.Enum):  # noqa: UP042 - a StrEnum says what it is
 
 
 def test_progress_that_no_commit_can_carry(tables: TableRig) -> None:
-    """It is refused before anything is sent: the changes can be undone, and no later commit has them."""
+    """Progress that no commit can carry is refused before a send: the changes can be undone, and no commit has them."""
     with tables.open() as table:
         table[b"k"] = b"committed"
         table.commit({"n": 1})
@@ -56,7 +56,7 @@ def test_progress_that_no_commit_can_carry(tables: TableRig) -> None:
 
 @pytest.mark.parametrize("progress", [5, [1], "text", {"a": None}, {1: 2}])
 def test_progress_that_is_none(tables: TableRig, progress: Any) -> None:
-    """Whichever way it is given; the table goes on."""
+    """Invalid progress is refused in every way to give it; the table goes on."""
     with tables.open() as table:
         table[b"k"] = b"v"
         ways: list[Callable[[Any], object]] = [table.commit, lambda progress: table.commit_every(0.0, progress)]
@@ -68,8 +68,9 @@ def test_progress_that_is_none(tables: TableRig, progress: Any) -> None:
 
 
 def test_progress_that_is_not_named(tables: TableRig) -> None:
-    """Is the one that was named last, by either way to commit and whether it is committed yet; an empty one is another
-    one.
+    """Without progress a commit takes the last named one, by either way to commit, committed or not.
+
+    An empty one is another one.
     """
     with tables.open() as table:
         table[b"k"] = b"1"
@@ -91,7 +92,10 @@ def test_progress_that_is_not_named(tables: TableRig) -> None:
 
 
 def test_an_older_progress_is_not_committed(tables: TableRig) -> None:
-    """With later changes a restart would count the same input twice: who names none is refused, and goes on."""
+    """Older progress is not committed with later changes: a restart would count the same input twice.
+
+    A caller that names none is refused, and goes on.
+    """
     with tables.open() as table:
         table.commit({"n": 0})
         for n in (1, 2):
@@ -120,7 +124,7 @@ def test_an_older_progress_is_not_committed(tables: TableRig) -> None:
 
 
 def test_a_table_without_progress(tables: TableRig) -> None:
-    """Who never names any commits without."""
+    """A table whose caller never names progress commits without."""
     with tables.open() as table:
         for n in range(3):
             table[b"n"] = b"%d" % n
@@ -133,7 +137,7 @@ def test_a_table_without_progress(tables: TableRig) -> None:
 
 @pytest.mark.parametrize("interval_s", ["1", None, math.nan])
 def test_an_interval_that_is_none(tables: TableRig, interval_s: Any) -> None:
-    """It would never be over; the table goes on, and what was put off before stays so."""
+    """An invalid interval would never be over; the table goes on, and deferred commits stay deferred."""
     with tables.open() as table:
         table[b"k"] = b"v"
         table.commit_every(1e9, {"n": 1})
@@ -144,7 +148,7 @@ def test_an_interval_that_is_none(tables: TableRig, interval_s: Any) -> None:
 
 
 def test_interleaved_transactions(tables: TableRig) -> None:
-    """Of two asyncio tasks: each is told, both are undone, and the table goes on."""
+    """Interleaved transactions of two asyncio tasks both raise and are undone, and the table goes on."""
 
     async def change(table: Table[Any, Any], key: bytes, turns: int) -> None:
         with table.transaction():
@@ -166,7 +170,7 @@ def test_interleaved_transactions(tables: TableRig) -> None:
 
 
 def test_a_table_is_not_copied(tables: TableRig) -> None:
-    """A copy would share its parts, and show what they were; a pickle would have none of them."""
+    """A table is not copied: a copy would share its parts and show their past; a pickle would have none of them."""
     with tables.open() as table:
         for way in (copy.copy, copy.deepcopy, pickle.dumps):
             with pytest.raises(TypeError, match="a Table cannot be copied or pickled"):
@@ -174,7 +178,7 @@ def test_a_table_is_not_copied(tables: TableRig) -> None:
 
 
 def test_whether_there_is_a_key(tables: TableRig) -> None:
-    """Is found out without a count."""
+    """A membership test finds a key without a count."""
     with tables.open() as table:
         assert not table
         table[b"k"] = b"v"
@@ -186,7 +190,7 @@ def test_whether_there_is_a_key(tables: TableRig) -> None:
 
 
 def test_a_table_that_is_lent(tables: TableRig) -> None:
-    """A worker's: only the worker commits it, and only a transaction undoes."""
+    """Only the worker commits a table that it lends, and only a transaction undoes."""
     with tables.open() as table:
         table[b"k"] = b"1"
         commit = table.lend()
@@ -214,7 +218,7 @@ _CHANGES: dict[str, Callable[[Table[Any, Any]], object]] = {
 @pytest.mark.parametrize("change", _CHANGES)
 @pytest.mark.parametrize("scan", ["items", "range", "keys"])
 def test_an_iterator_that_was_not_asked_yet(tables: TableRig, scan: str, change: str) -> None:
-    """It was made of a state that is gone: what it would give now is of no moment at all."""
+    """An iterator whose state is gone raises at its first step: its rows would be of no one moment."""
     with tables.open() as table:
         table.update({b"k": b"v", b"other": b"v"})
         table.commit()
@@ -233,7 +237,7 @@ def test_an_iterator_that_was_not_asked_yet(tables: TableRig, scan: str, change:
 
 
 def test_key_groups_that_are_asked_for(tables: TableRig) -> None:
-    """Each once, whatever counts as a number; nothing else."""
+    """Key groups are given once each, as any kind of number; nothing else is accepted."""
     with tables.open() as table:
         table.update({b"%d" % i: b"v" for i in range(50)})
         table.commit()
@@ -249,7 +253,7 @@ def test_key_groups_that_are_asked_for(tables: TableRig) -> None:
 
 
 def test_a_key_of_a_class_of_its_own(tables: TableRig) -> None:
-    """It is the text that it is, and not the one that it says."""
+    """A key of a class of its own is its own text, not the printed one."""
     with tables.open(key_type="string") as table:
         table["red"] = b"1"
         assert table.get(cast("Any", _Color.RED)) == b"1"
@@ -261,7 +265,7 @@ def test_a_key_of_a_class_of_its_own(tables: TableRig) -> None:
 
 @pytest.mark.parametrize("names", [("x" * (16 << 20),), tuple("x" * (4 << 20) + str(i) for i in range(5))])
 def test_a_value_that_is_large_by_its_names(tables: TableRig, names: tuple[str, ...]) -> None:
-    """The keys of a map count: a value that was taken can be logged."""
+    """The keys of a map count in a value's size: an accepted value can be logged."""
     with tables.open(value_schema=MAP) as table:
         with pytest.raises(ValueTooLarge):
             table[b"k"] = {"m": dict.fromkeys(names, 1)}
@@ -270,7 +274,7 @@ def test_a_value_that_is_large_by_its_names(tables: TableRig, names: tuple[str, 
 
 
 def test_equal_and_not_the_same(tables: TableRig) -> None:
-    """A negative zero is another value: who recovers the log sees what the table shows."""
+    """Equal and identical differ: a negative zero is another value, and a recovery sees what the table shows."""
     with tables.open(value_schema=FRACTION, settings=TableSettings(skip_equal=True)) as table:
         for value in (0.0, -0.0, -0.0):
             table[b"k"] = {"x": value}
@@ -280,8 +284,9 @@ def test_equal_and_not_the_same(tables: TableRig) -> None:
 
 
 def test_a_time_that_python_lacks(tables: TableRig) -> None:
-    """Columns may have it. The table opens, and only reading its value raises, with key and field; the rest is read
-    around it, and it is deleted, or overwritten.
+    """A time that Python lacks may lie in a column: the table opens, and only reading it raises, with key and field.
+
+    Other reads go around it, and it can be deleted or overwritten.
     """
     tables.open(value_schema=TIME).close()
     keys, times = [b"far", b"long ago", b"near"], pa.array([1 << 60, -(1 << 60), 0]).cast(pa.timestamp("us", "UTC"))

@@ -1,4 +1,4 @@
-"""What a table promises, in a dict and in RocksDB, on the in-memory twins and on a real broker alike."""
+"""The promises of a table, in a dict and in RocksDB, on the in-memory twins and on a real broker alike."""
 
 import datetime
 import threading
@@ -32,7 +32,7 @@ from tests.support.rigs.table import TableRig, content
 
 
 def test_it_is_a_mapping(tables: TableRig) -> None:
-    """Every method of a dict does what a dict's does, before a commit and after it."""
+    """Every method of a dict works as in a dict, before a commit and after it."""
     model: dict[bytes, bytes] = {}
     with tables.open() as table:
         for turn in range(2):
@@ -64,7 +64,7 @@ def test_it_is_a_mapping(tables: TableRig) -> None:
 
 
 def test_it_is_back_with_its_progress(tables: TableRig) -> None:
-    """The next life has the state and the progress of the last commit; what came later is gone, with an error."""
+    """The next incarnation has state and progress of the last commit; later changes are discarded, with an error."""
     with tables.open() as table:
         assert table.progress == {}
         assert table.last_commit is None
@@ -84,7 +84,7 @@ def test_it_is_back_with_its_progress(tables: TableRig) -> None:
 
 
 def test_commits_under_way(tables: TableRig) -> None:
-    """Outcomes come in order, also where one commit makes several checkpoints history; the state shows all at once."""
+    """Outcomes of commits in flight come in order, also of several checkpoints in one; the state shows all at once."""
     with tables.open(settings=TableSettings(commits_under_way_max=2)) as table:
         commits: list[Pending[LastCommit]] = []
         for i in range(6):
@@ -103,7 +103,7 @@ def test_commits_under_way(tables: TableRig) -> None:
 
 
 def test_rollback_and_transactions(tables: TableRig) -> None:
-    """Undone is what came since the last commit, under way or over, or since the transaction began; they nest."""
+    """A rollback undoes all since the last commit, in flight or over; a transaction all since it began. They nest."""
     with tables.open() as table:
         table[b"a"] = b"1"
         under_way = table.commit_async({"n": 1})
@@ -152,7 +152,7 @@ def test_rollback_and_transactions(tables: TableRig) -> None:
     ids=["last", "every", "last-new", "every-new"],
 )
 def test_what_is_logged(tables: TableRig, settings: TableSettings, expected: list[tuple[bytes, bytes | None]]) -> None:
-    """Of a key the last change of a commit; on request all of them, or none that changes nothing."""
+    """A commit logs the last change of a key; on request all of them, or none that changes nothing."""
     with tables.open() as table:
         table[b"same"] = b"1"
         table.commit()
@@ -171,7 +171,7 @@ def test_what_is_logged(tables: TableRig, settings: TableSettings, expected: lis
 
 
 def test_ranges(tables: TableRig) -> None:
-    """By key, whatever lies in which key group, committed or not."""
+    """Ranges are by key, in whatever key group it lies, committed or not."""
     with tables.open() as table:
         for i in range(50):
             table[b"k%02d" % i] = b"%d" % i
@@ -193,7 +193,7 @@ def test_ranges(tables: TableRig) -> None:
 
 
 def test_numbers_as_keys(tables: TableRig) -> None:
-    """In the order of numbers, below zero too."""
+    """Numbers as keys are in the order of numbers, below zero too."""
     numbers = [-(1 << 63), -257, -1, 0, 1, 255, 256, (1 << 63) - 1]
     with tables.open(key_type="long") as table:
         table.update({number: b"%d" % number for number in numbers[::2]})
@@ -215,7 +215,7 @@ def test_numbers_as_keys(tables: TableRig) -> None:
 
 
 def test_text_as_keys(tables: TableRig) -> None:
-    """In the order of its characters; a key that has no bytes is refused when it is put."""
+    """Text as keys is in the order of its characters; a key without bytes is refused at its put."""
     words = ["", "a", "ä", "äb", "z", "\ud7ff", "\U0010ffff", "\U0010ffffz"]
     with tables.open(key_type="string") as table:
         table.update({word: word.encode() for word in words})
@@ -239,7 +239,7 @@ TYPED = """{"type": "record", "name": "Order", "fields": [
 
 
 def test_typed_values(tables: TableRig) -> None:
-    """A value reads back before its commit as after a restart; to change what was handed out changes no state."""
+    """A value reads back before its commit as after a restart; changing a returned value changes no state."""
     at = datetime.datetime(2026, 1, 2, 3, 4, 5, 6, tzinfo=datetime.UTC)
     uuid = "00000000-0000-4000-8000-00000000000a"
     full: dict[str, Any] = {"amount": 1, "rate": 0.1, "id": uuid, "at": at, "tags": {"x": [1, 2]}}
@@ -261,7 +261,7 @@ def test_typed_values(tables: TableRig) -> None:
         table.commit()
     with tables.open() as table:
         assert content(table) == {"full": before["full"]}
-        table["full"] = table["full"]  # What was read can be put.
+        table["full"] = table["full"]  # A value that was read can be put.
         table.commit()
 
 
@@ -297,7 +297,7 @@ def test_a_share_of_the_partitions(tables: TableRig) -> None:
 
 
 def _low_keys(count: int) -> list[bytes]:
-    """Those below `count` that lie in the lower half of the key groups."""
+    """Return keys below `count` that lie in the lower half of the key groups."""
     return [b"%d" % i for i in range(count) if key_group_of(b"%d" % i, "bytes", 16) < 8]
 
 
@@ -327,8 +327,8 @@ def test_key_groups_that_the_caller_names(tables: TableRig) -> None:
 
 @pytest.mark.parametrize("key_type", ["bytes", "string"])
 def test_key_groups_by_prefix(tables: TableRig, key_type: str) -> None:
-    """Put, get, prefix and range are those of a dict, whether a prefix is shorter or longer than what key groups
-    go by; all keys of a prefix are recovered with its key group, and a share has them all.
+    """Put, get, prefix and range by key-group prefix work as in a dict, for longer and shorter prefixes. All keys of a
+    prefix are recovered with its key group, and a share has them all.
     """
     made: dict[str, Any] = {"hash_rule": "crc32-prefix", "prefix_bytes": 3, "key_type": key_type}
     texts = [user + rest for user in ("", "ab", "é", "üÿ", "u01", "u02") for rest in ("", "/1", "/2", "ÿ")]
@@ -364,9 +364,7 @@ def test_key_groups_by_prefix(tables: TableRig, key_type: str) -> None:
 
 
 def test_a_newer_owner_fences_the_former(rig: LogRig) -> None:
-    """The former one is told with its next commit, and gives no state from then on, and says why, and of which log.
-    Its directory is its own.
-    """
+    """A former owner's next commit raises Fenced, and its reads say why, and of which log. Its directory is its own."""
     tables = TableRig(rig, None)
     former = tables.open()
     former[b"k"] = b"former"
@@ -389,7 +387,7 @@ def test_a_newer_owner_fences_the_former(rig: LogRig) -> None:
 
 
 def test_a_commit_that_is_refused_leaves_its_changes(tables: TableRig, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Before anything of it was sent: they are the changes of the next commit."""
+    """A commit that is refused before it is sent leaves its changes to the next commit."""
     with tables.open() as table:
         table[b"k"] = b"v"
         with monkeypatch.context() as patched:
@@ -403,7 +401,7 @@ def test_a_commit_that_is_refused_leaves_its_changes(tables: TableRig, monkeypat
 
 
 def test_misuse(tables: TableRig) -> None:
-    """Each slip is a typed error, and the table goes on with what it had."""
+    """Each misuse is a typed error, and the table goes on with its state."""
     with tables.open() as table:
         table[b"k"] = b"v"
         for wrong in ("k", 1, bytearray(b"k"), (1, b"k")):
@@ -443,7 +441,7 @@ def test_misuse(tables: TableRig) -> None:
 
 
 def test_a_fork_has_no_table(tables: TableRig) -> None:
-    """The child's copy is of no use, and closing it harms the parent's nothing."""
+    """A fork has no table: the child's copy is of no use, and closing it does not harm the parent's."""
     with tables.open() as table:
         table[b"k"] = b"v"
         table.commit()
@@ -475,7 +473,7 @@ def test_what_others_read(tables: TableRig) -> None:
 
 
 def _changes(tables: TableRig, start: int) -> list[tuple[bytes, bytes | None]]:
-    """All changes that were logged behind a position, in order."""
+    """Return all changes that were logged behind a position, in order."""
     with tables.rig.open() as log:
         batches = list(read_changes(log, plan_changes(log, AtPosition(start))))
     return [

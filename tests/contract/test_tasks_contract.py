@@ -1,4 +1,4 @@
-"""What a coordinator and its tasks promise, on the in-memory twins and on a real broker alike."""
+"""The promises of a coordinator and its tasks, on the in-memory twins and on a real broker alike."""
 
 import pickle
 import threading
@@ -41,14 +41,14 @@ SMALL = WriterSettings(roll_rows=2, list_bytes=64, roll_bytes=64, chunk_bytes=64
 
 @pytest.fixture
 def producer(log: Log) -> Iterator[Producer]:
-    """The producer of the process that the tasks run in."""
+    """Yield the producer of the process that the tasks run in."""
     made = log.kafka.producer()
     yield made
     made.close()
 
 
 def run_task(producer: Producer, task: TaskGrant, slot: int, changes: Mapping[bytes, bytes]) -> Handle:
-    """One attempt of a task that puts `changes`."""
+    """Run one attempt of a task that puts `changes`; return its handle."""
     writer = TaskWriter(producer, task, slot=slot)
     for key, value in changes.items():
         writer.put(key, value)
@@ -56,7 +56,7 @@ def run_task(producer: Producer, task: TaskGrant, slot: int, changes: Mapping[by
 
 
 def split_keys(log: Log, count: int = 60) -> tuple[dict[bytes, bytes], dict[bytes, bytes]]:
-    """Changes for two tasks that share no key group, each in all partitions."""
+    """Return changes for two tasks that share no key group, each in all partitions."""
     parts: tuple[dict[bytes, bytes], dict[bytes, bytes]] = ({}, {})
     for i in range(count):
         key = b"key-%d" % i
@@ -65,7 +65,7 @@ def split_keys(log: Log, count: int = 60) -> tuple[dict[bytes, bytes], dict[byte
 
 
 def test_the_winners_of_a_checkpoint_are_one_commit(rig: LogRig, log: Log, producer: Producer) -> None:
-    """Two tasks write, nothing is seen before the commit, everything is after it."""
+    """Two tasks are one commit: readers see nothing before it and everything after it."""
     even, odd = split_keys(log)
     with Coordinator(log, "c") as coordinator:
         task = coordinator.task(1)
@@ -78,7 +78,7 @@ def test_the_winners_of_a_checkpoint_are_one_commit(rig: LogRig, log: Log, produ
 
 
 def test_losers_and_zombies_are_never_listed(rig: LogRig, log: Log, producer: Producer) -> None:
-    """A second attempt that lost, one that never ended, and one that writes on after the commit leave no trace."""
+    """An attempt that lost, one that never ended, and one that writes on after the commit leave no trace."""
     even, odd = split_keys(log)
     with Coordinator(log, "c") as coordinator:
         task = coordinator.task(1)
@@ -99,7 +99,7 @@ def test_losers_and_zombies_are_never_listed(rig: LogRig, log: Log, producer: Pr
 
 
 def test_a_task_that_began_before_the_last_commit_is_refused(log: Log, producer: Producer) -> None:
-    """Its chunks may lie below the committed position, so a handle that continues an older checkpoint is refused."""
+    """A handle that continues an older checkpoint is refused, since its chunks may lie below the committed position."""
     even, odd = split_keys(log)
     with Coordinator(log, "c") as coordinator:
         early = coordinator.task(2)
@@ -111,7 +111,7 @@ def test_a_task_that_began_before_the_last_commit_is_refused(log: Log, producer:
 
 
 def test_tasks_in_one_key_group_are_refused_unless_keys_are_unique(rig: LogRig, log: Log, producer: Producer) -> None:
-    """The order between two tasks is arbitrary, so only a caller who knows that no key comes twice may go on."""
+    """Tasks in one key group are refused unless keys are unique: the order between two tasks is arbitrary."""
     with Coordinator(log, "c") as coordinator:
         task = coordinator.task(1)
         all_keys = [b"key-%d" % i for i in range(60)]
@@ -125,7 +125,7 @@ def test_tasks_in_one_key_group_are_refused_unless_keys_are_unique(rig: LogRig, 
 
 
 def test_the_checkpoint_is_that_of_the_handles(log: Log, producer: Producer) -> None:
-    """Without an id: the tasks' one, or without any handle the one after the last."""
+    """Without an id the checkpoint is the tasks' one, or without any handle the one after the last."""
     with Coordinator(log, "c") as coordinator:
         assert coordinator.commit(metadata={"offset": 1}).checkpoint.id == 1
         handles = [run_task(producer, coordinator.task(7), 0, {b"k": b"v"})]
@@ -137,7 +137,7 @@ def test_the_checkpoint_is_that_of_the_handles(log: Log, producer: Producer) -> 
 
 
 def test_one_handle_passed_twice_is_refused(log: Log, producer: Producer) -> None:
-    """Two change sets of one number in one commit could not be told apart, so nothing is committed."""
+    """One handle passed twice is refused: two change sets of one number in one commit could not be told apart."""
     with Coordinator(log, "c") as coordinator:
         handle = run_task(producer, coordinator.task(1), 0, {b"k": b"v"})
         with pytest.raises(OverlappingTasks, match="same number"):
@@ -146,12 +146,12 @@ def test_one_handle_passed_twice_is_refused(log: Log, producer: Producer) -> Non
 
 
 def zero() -> bytes:
-    """No salt: the slot alone is the number, as where the random bits coincide."""
+    """Return no salt: the slot alone is the number, as where the random bits coincide."""
     return bytes(16)
 
 
 def test_a_slot_that_is_given_again_loses_nothing(rig: LogRig, log: Log, producer: Producer) -> None:
-    """A number that two checkpoints of one epoch share stands for two change sets, each in its place."""
+    """A number that two checkpoints of one epoch share stands for two change sets, each in its position."""
     expected: dict[bytes, bytes] = {}
     with Coordinator(log, "c") as coordinator:
         for checkpoint_id in (1, 2, 3):
@@ -166,7 +166,7 @@ def test_a_slot_that_is_given_again_loses_nothing(rig: LogRig, log: Log, produce
 
 
 def test_two_attempts_in_one_slot_do_not_mix(rig: LogRig, log: Log, producer: Producer) -> None:
-    """A loser that was given the winner's slot, and writes between the winner's chunks, is told apart all the same."""
+    """A loser in the winner's slot that writes between the winner's chunks does not mix with them."""
     even, _ = split_keys(log)
     with Coordinator(log, "c") as coordinator:
         task = coordinator.task(1)
@@ -183,13 +183,13 @@ def test_two_attempts_in_one_slot_do_not_mix(rig: LogRig, log: Log, producer: Pr
 
 @pytest.mark.parametrize("slot", [-1, 1 << 31])
 def test_a_slot_out_of_range_is_refused(log: Log, producer: Producer, slot: int) -> None:
-    """A slot that would not fit above the random bits is refused before anything is written."""
+    """A slot that does not fit above the random bits is refused before anything is written."""
     with Coordinator(log, "c") as coordinator, pytest.raises(ConfigError):
         TaskWriter(producer, coordinator.task(1), slot=slot)
 
 
 def test_a_task_without_changes_and_a_quiet_checkpoint(rig: LogRig, log: Log, producer: Producer) -> None:
-    """Empty handles are fine, and so is a checkpoint of nothing but metadata."""
+    """A task without changes is fine, and so is a checkpoint of nothing but metadata."""
     with Coordinator(log, "c") as coordinator:
         coordinator.commit([run_task(producer, coordinator.task(1), 0, {})], {"offset": "1"}, checkpoint_id=1)
         coordinator.commit([], {"offset": "2"}, checkpoint_id=2)
@@ -199,7 +199,7 @@ def test_a_task_without_changes_and_a_quiet_checkpoint(rig: LogRig, log: Log, pr
 
 
 def test_a_task_refuses_partitions_that_the_coordinator_did_not_open(log: Log, producer: Producer) -> None:
-    """A change for another partition is refused by the task, before anything is sent."""
+    """A task refuses a change for a partition that the coordinator did not open, before anything is sent."""
     with Coordinator(log, "c", partitions=[0]) as coordinator:
         writer = TaskWriter(producer, coordinator.task(1), slot=0)
         with pytest.raises(KeyGroupMismatch):
@@ -207,7 +207,7 @@ def test_a_task_refuses_partitions_that_the_coordinator_did_not_open(log: Log, p
 
 
 def test_a_task_writer_writes_one_change_set_in_one_thread(log: Log, producer: Producer) -> None:
-    """After finish, and from another thread, it refuses everything."""
+    """After finish, and from another thread, a task writer refuses everything."""
     found: list[BaseException] = []
 
     def intrude(writer: TaskWriter) -> None:
@@ -231,14 +231,14 @@ def test_a_task_writer_writes_one_change_set_in_one_thread(log: Log, producer: P
 
 
 class FailingProducer:
-    """A producer that refuses the second record, as one does whose client has just died."""
+    """A producer that refuses the second record, like one whose client has just died."""
 
     def __init__(self, producer: Producer) -> None:
         self._producer = producer
         self._sent = 0
 
     def __getattr__(self, name: str) -> object:
-        """All else is the producer's."""
+        """Return every other attribute of the producer."""
         return getattr(self._producer, name)
 
     def send(self, *args: object) -> object:
@@ -250,7 +250,7 @@ class FailingProducer:
 
 
 def test_a_task_that_failed_half_way_gives_no_handle(log: Log, producer: Producer) -> None:
-    """What was on its way when sending failed is lost with the task writer, not left out of its handle."""
+    """A task that failed half way gives no handle: records in flight are lost with the task writer."""
     with Coordinator(log, "c") as coordinator:
         failing = cast("Producer", FailingProducer(producer))
         writer = TaskWriter(failing, coordinator.task(1), slot=0)
@@ -263,7 +263,7 @@ def test_a_task_that_failed_half_way_gives_no_handle(log: Log, producer: Produce
 
 
 def test_a_new_coordinator_fences_the_old_one(rig: LogRig, log: Log, producer: Producer) -> None:
-    """The old one's winners are void, it is told so, and a task of its grant changes nothing any more."""
+    """A new coordinator fences the old one, which learns it: its winners are void, and its tasks change nothing."""
     even, odd = split_keys(log)
     old = Coordinator(log, "c")
     old_task = old.task(1)
@@ -283,7 +283,7 @@ def test_a_new_coordinator_fences_the_old_one(rig: LogRig, log: Log, producer: P
 def test_a_later_coordinator_adopts_what_tasks_of_an_earlier_one_wrote(
     rig: LogRig, log: Log, producer: Producer
 ) -> None:
-    """Handles that a job kept are committed by its next life, after their chunks were found."""
+    """A later coordinator commits handles that a job stored earlier, after it found their chunks."""
     even, odd = split_keys(log)
     with Coordinator(log, "c") as old:
         kept = [run_task(producer, old.task(1), i, part).to_bytes() for i, part in enumerate((even, odd))]
@@ -295,7 +295,7 @@ def test_a_later_coordinator_adopts_what_tasks_of_an_earlier_one_wrote(
 
 @pytest.mark.parametrize("rig", ["twin"], indirect=True)  # A real broker does not lose its tail on demand.
 def test_an_adopted_handle_whose_chunks_are_gone_is_not_committed(rig: LogRig, log: Log, producer: Producer) -> None:
-    """A lost tail of the data topic is found before the commit, not by every reader after it."""
+    """An adopted handle whose chunks are lost is not committed: the lost tail is found before the commit."""
     assert isinstance(rig, TwinRig)
     even, _ = split_keys(log)
     with Coordinator(log, "c") as old:
@@ -311,7 +311,9 @@ def test_an_adopted_handle_whose_chunks_are_gone_is_not_committed(rig: LogRig, l
 
 
 def test_another_process_of_the_job_commits_under_the_grant(rig: LogRig, log: Log, producer: Producer) -> None:
-    """It resumes the grant without an Open; the first process' view is stale then, and its commit refused."""
+    """Another process of the job resumes the grant without an Open; the first one's view is stale, its commit
+    refused.
+    """
     even, odd = split_keys(log)
     with Coordinator(log, "c") as planning, rig.open() as other:
         grant = pickle.loads(pickle.dumps(planning.grant))
@@ -326,7 +328,9 @@ def test_another_process_of_the_job_commits_under_the_grant(rig: LogRig, log: Lo
 
 
 def test_the_last_commits_of_all_writers(rig: LogRig, log: Log) -> None:
-    """Any process reads them from the log: of writers that are fenced, too, but not of one that ended for good."""
+    """Any process reads the last commits of all writers from the log, also fenced ones, but not of finally
+    ended ones.
+    """
     assert log.commits() == {}
     for name, partition, final in (("a", 0, False), ("b", 1, True), ("c", 0, False)):
         with Writer(log, name, partitions=[partition]) as writer:
@@ -340,7 +344,7 @@ def test_the_last_commits_of_all_writers(rig: LogRig, log: Log) -> None:
 
 
 def test_a_grant_that_is_over_is_not_resumed(rig: LogRig, log: Log) -> None:
-    """Fenced by another writer, or ended by a final commit: resuming is refused, not discovered at the commit."""
+    """A grant that a writer fenced or a final commit ended is not resumed: resuming is refused, not only the commit."""
     with Coordinator(log, "c") as coordinator:
         grant = coordinator.grant
         with rig.open() as other, Writer(other, "x", partitions=[0]), pytest.raises(Fenced):
@@ -354,7 +358,7 @@ def test_a_grant_that_is_over_is_not_resumed(rig: LogRig, log: Log) -> None:
 
 
 def work(bootstrap: str, task_bytes: bytes, slot: int, changes: dict[bytes, bytes]) -> bytes:
-    """A task in another process, which knows nothing but the brokers and the pickled task grant."""
+    """Run a task in another process, with nothing but the brokers and the pickled task grant; return its handle."""
     kafka = ConfluentKafka(client_config({"bootstrap.servers": bootstrap}))
     producer = kafka.producer()
     try:
@@ -384,7 +388,7 @@ def test_tasks_in_other_processes(broker: Broker, log_name: str, tmp_path: Path)
 
 
 def test_closing_a_coordinator_is_idempotent(rig: LogRig, log: Log) -> None:
-    """Closing is idempotent and warns of nothing: a coordinator holds no changes."""
+    """Closing a coordinator is idempotent and warns of nothing: it holds no changes."""
     coordinator = Coordinator(log, "c")
     coordinator.commit([], checkpoint_id=1)
     with warnings.catch_warnings():

@@ -1,7 +1,7 @@
-"""The twin of a service and the same service played before a real broker: a program meets the same on both.
+"""The twin of a service and the same service played before a real broker: a program observes the same on both.
 
-What is compared is what a program sees: its state, or the error's class, words and hint; what is left out of the
-topics; and how these are told.
+The tests compare its state, or the error's class, words and hint; the settings left out of the topics; and their
+reports.
 """
 
 import uuid
@@ -37,7 +37,7 @@ _OF_SERVICES = ("topic-ids", "unknown-settings")
 
 
 class _Met(NamedTuple):
-    """What a program met, with all that names it or the cluster left out."""
+    """A program's observations, without all that names the program or the cluster."""
 
     error: str
     words: str
@@ -47,7 +47,7 @@ class _Met(NamedTuple):
 
 
 def _meet(name: str, where: Callable[[], Where], tmp_path: Path, heard: Sequence[str]) -> _Met:
-    """Make a log, write, roll it up, write again, and read it in another life; each life has a place of its own."""
+    """Make a log, write, roll it up, write again, and read it in another process; each process has its own place."""
     error: StatelogError | None = None
     state: dict[object, object] = {}
     try:
@@ -65,7 +65,7 @@ def _meet(name: str, where: Callable[[], Where], tmp_path: Path, heard: Sequence
 
 
 def _cases() -> list[tuple[Provider, tuple[str, ...]]]:
-    """Each service with nothing waived; and what may be waived of it, if anything."""
+    """Return each service with nothing waived, and with its waivable checks, if any."""
     providers = (*SERVICES, *_MADE)
     return [
         (provider, waived)
@@ -79,7 +79,7 @@ def _cases() -> list[tuple[Provider, tuple[str, ...]]]:
 def test_a_program_meets_the_same(
     provider: Provider, waived: tuple[str, ...], broker: Broker, impatient: None, tmp_path: Path
 ) -> None:
-    """On the twin, and through the proxy on a real broker."""
+    """A program observes the same on the twin, and through the proxy on a real broker."""
     allowed, name = (*UNSAFE, *waived), f"met-{uuid.uuid4().hex[:8]}"
     cluster, disk = ProviderCluster(provider), MemoryDisk(lambda: 1000.0)
 
@@ -99,14 +99,14 @@ def test_a_program_meets_the_same(
 
 @pytest.mark.parametrize("provider", [*SERVICES, *_MADE], ids=lambda one: str(one.name))
 def test_a_topic_is_told_the_same(provider: Provider, broker: Broker) -> None:
-    """Which settings it has, and whether it has an id."""
+    """A topic reports the same settings, and whether it has an id."""
     with ProviderProxy(broker.bootstrap, provider) as proxy, closing(broker_world(proxy.bootstrap).kafka) as real:
         through_proxy = _told(real, provider)
     assert through_proxy == _told(MemoryKafka(cluster=ProviderCluster(provider)), provider)
 
 
 def _told(kafka: Kafka, provider: Provider) -> tuple[Mapping[str, str | None], bool]:
-    """What is told of a topic that names what it may."""
+    """Return the description of a topic that names all that it may."""
     wanted = topic_config(TopicRole.DATA, 1)
     config = {key: value for key, value in wanted.items() if not provider.refusal({key: value})}
     name = f"told-{uuid.uuid4().hex[:8]}"

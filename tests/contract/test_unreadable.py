@@ -1,6 +1,6 @@
-"""Batches that cannot be unpacked: told by their offsets, and stepped over where nothing in them counts.
+"""Batches that cannot be unpacked: reported by their offsets, and skipped where nothing in them counts.
 
-Beside them on a real broker: what its own decoders take and the client's do not.
+On a real broker also batches that its own decoders take and the client's do not.
 """
 
 import pytest
@@ -18,13 +18,13 @@ VALUES = [b"0", b"1", b"5", b"6"]
 
 
 def void(_partition: int, _offsets: OffsetRange) -> bool:
-    """Nothing counts."""
+    """Return that nothing counts."""
     return False
 
 
 @pytest.fixture
 def spoilt(kafka_world: World, topic: str) -> str:
-    """A topic whose first two partitions hold two records, a batch of three that cannot be unpacked, and two more."""
+    """Return a topic whose first two partitions hold two records, an unreadable batch of three, and two more."""
     for partition in range(2):
         write_all(kafka_world.kafka, topic, partition, VALUES[:2])
         kafka_world.spoil(topic, partition, 3)
@@ -36,7 +36,7 @@ def spoilt(kafka_world: World, topic: str) -> str:
     ("start", "end", "lost"), [(0, 7, (2, 5)), (2, 5, (2, 5)), (3, 6, (3, 5)), (4, 5, (4, 5)), (0, 4, (2, 4))]
 )
 def test_a_batch_is_told_by_its_offsets(kafka: Kafka, spoilt: str, start: int, end: int, lost: tuple[int, int]) -> None:
-    """All of its offsets that are asked for, and no other; with a hint, after the records before them."""
+    """A batch is reported by all of its requested offsets, and no other; with a hint, after the records before them."""
     reader, before = kafka.reader(spoilt), list[int]()
     with pytest.raises(Unreadable) as told:
         before.extend(record.offset for record in reader.read({0: OffsetRange(start, end)}, stall_timeout_s=TIMEOUT_S))
@@ -47,14 +47,16 @@ def test_a_batch_is_told_by_its_offsets(kafka: Kafka, spoilt: str, start: int, e
 
 
 def test_what_lies_around_a_batch_is_read(kafka: Kafka, spoilt: str) -> None:
-    """Up to it and from behind it on, although a client fetches ahead and unpacks all that it fetched."""
+    """Records before and behind a batch are read, although a client fetches ahead and unpacks all that it fetched."""
     for start, end in ((0, 2), (1, 2), (5, 7), (6, 7)):
         records = read_all(kafka, spoilt, {0: OffsetRange(start, end), 1: OffsetRange(start, end)})
         assert sorted(record.offset for record in records) == sorted([*range(start, end)] * 2)
 
 
 def test_it_is_stepped_over_where_nothing_counts(kafka: Kafka, spoilt: str) -> None:
-    """Every other record comes, once, and it is asked once of each batch whether it counts: of all its offsets."""
+    """A batch is skipped where nothing counts, after one check for all of its offsets; every other record comes
+    once.
+    """
     reader, asked = kafka.reader(spoilt), list[tuple[int, OffsetRange]]()
     ranges = {partition: OffsetRange(0, 7) for partition in range(2)}
 
@@ -71,7 +73,7 @@ def test_it_is_stepped_over_where_nothing_counts(kafka: Kafka, spoilt: str) -> N
 
 
 def test_a_batch_at_the_end_is_stepped_over(kafka_world: World, topic: str) -> None:
-    """There is nothing behind it to read; what is written later is read."""
+    """A batch at the end is skipped: no record lies behind it, and later ones are read."""
     kafka_world.spoil(topic, 0, 2)
     reader = kafka_world.kafka.reader(topic)
     wanted = {0: OffsetRange(0, 2)}
@@ -83,7 +85,7 @@ def test_a_batch_at_the_end_is_stepped_over(kafka_world: World, topic: str) -> N
 
 
 def test_a_cut_takes_the_batch_along() -> None:
-    """The twin: what grows again where an unreadable batch was is readable."""
+    """The twin's cut takes the batch along: records that grow again in its place are readable."""
     memory = MemoryKafka()
     memory.create_topic(spec_of("t"))
     spoil_memory(memory, "t", 0, 2)
@@ -101,7 +103,7 @@ def test_a_cut_takes_the_batch_along() -> None:
 def test_what_the_broker_takes_and_the_client_does_not(
     broker: Broker, topic_name: str, batch: bytes, patience_s: float
 ) -> None:
-    """Made by hand: one that the client tells of, and one that it drops and asks for again, without a word."""
+    """The broker takes two hand-made batches: the client reports one, and silently drops and refetches the other."""
     kafka = broker_world(broker.bootstrap).kafka
     kafka.create_topic(spec_of(topic_name))
     for value in (b"0", b"2", b"4"):
@@ -118,7 +120,7 @@ def test_what_the_broker_takes_and_the_client_does_not(
 
 
 def test_a_broker_that_answers_for_nothing_is_away() -> None:
-    """Silence at one offset proves something only if the one beside it is answered."""
+    """Silence at one offset proves nothing if the next one is not answered either: the broker is away."""
     memory = MemoryKafka()
     memory.create_topic(spec_of("t"))
     write_all(memory, "t", 0, [b"0", b"1"])
@@ -128,7 +130,7 @@ def test_a_broker_that_answers_for_nothing_is_away() -> None:
 
 
 def test_what_comes_late_is_not_stepped_over() -> None:
-    """A broker that was away for as long as a read waits answers for the offset beside, and for this one, too."""
+    """A late record is not skipped: a broker that was away for as long as a read waits answers for both offsets."""
     memory = MemoryKafka()
     memory.create_topic(spec_of("t"))
     write_all(memory, "t", 0, [b"0", b"1"])

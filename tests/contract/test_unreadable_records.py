@@ -1,5 +1,6 @@
-"""What a stranger leaves in the data topic that nobody can unpack stops nobody; a committed record of that kind is
-told, and can be given up: on the twins and on a real broker.
+"""A stranger's unreadable batch in the data topic stops nobody.
+
+A committed record of that kind is an error, and can be accepted as lost: on the twins and on a real broker.
 """
 
 from collections.abc import Callable
@@ -27,7 +28,7 @@ JUNK: Batch = partial(stranger.junk_behind_a_frame, bytes(50))
 
 
 def attack(rig: LogRig, batch: Batch) -> None:
-    """A stranger's batch, behind all that is in partition 0."""
+    """Write a stranger's batch behind all others in partition 0."""
     if isinstance(rig, TwinRig):
         spoil_memory(MemoryKafka(cluster=rig.cluster), rig.name, 0, 1)
     else:
@@ -36,19 +37,23 @@ def attack(rig: LogRig, batch: Batch) -> None:
 
 @pytest.mark.parametrize("batch", [BOMB, THREE, JUNK], ids=["bomb", "three-bombs", "junk"])
 def test_it_stops_nobody(rig: LogRig, batch: Batch, tmp_path: Path) -> None:
-    """Between commits and as the last record: openers, recoveries, followers, changes and rounds go on."""
+    """An unreadable batch stops nobody, between commits and as the last record.
+
+    Openers, recoveries, followers, changes and rounds go on.
+    """
     everybody_goes_on(rig, partial(attack, rig, batch), tmp_path)
 
 
 def test_a_table_opens_past_it(rig: LogRig) -> None:
-    """Between what it committed, and behind it."""
+    """A table opens past a batch between its commits, and behind them."""
     tables_go_on(rig, partial(attack, rig, BOMB))
 
 
 @pytest.mark.usefixtures("busy_ledger")
 def test_a_committed_record_is_told_and_given_up(tmp_path: Path) -> None:
-    """One of three commits lies in what cannot be unpacked: it is never stepped over. The error names the command that
-    gives it up, and after that everything goes on without its changes.
+    """A committed record in an unreadable batch is never skipped; the error names the command that accepts the loss.
+
+    After that everything goes on without its changes.
     """
     twin = TwinLog(partitions=1)
     with twin.open() as log:
@@ -70,7 +75,7 @@ def test_a_committed_record_is_told_and_given_up(tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("busy_ledger")
 def test_an_anchor_that_cannot_be_unpacked_is_told(tmp_path: Path) -> None:
-    """The last record of a partition, on which a snapshot was built, is not stepped over as a stranger's is."""
+    """An anchor that cannot be unpacked is reported: a snapshot was built on it, so it is not skipped."""
     twin = TwinLog(partitions=1)
     with twin.open() as log:
         commit(log, 1)
@@ -86,8 +91,9 @@ def test_an_anchor_that_cannot_be_unpacked_is_told(tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("busy_ledger")
 def test_what_nobody_committed_needs_no_acceptance(rig: LogRig) -> None:
-    """Behind the committed position it is refused, since it would hide losses that are yet to come; below it does no
-    harm. Readers go on in either case.
+    """Acceptance of uncommitted records is refused behind the committed position: it would hide later losses.
+
+    Below the position it does no harm. Readers go on in either case.
     """
     with rig.create(partitions=1, key_groups=2) as log:
         commit(log, 1)
@@ -101,7 +107,7 @@ def test_what_nobody_committed_needs_no_acceptance(rig: LogRig) -> None:
 
 @pytest.mark.usefixtures("busy_ledger")
 def test_far_away_junk_is_not_fetched() -> None:
-    """A hundred records of strangers between two commits are left out of what is read; a few are read over."""
+    """A hundred records of strangers between two commits are left out of a read; a few are read over."""
     twin = TwinLog(partitions=1)
     with twin.open() as log:
         commit(log, 1)

@@ -1,4 +1,4 @@
-"""Values that change while a log lives: several schemas in chunks and runs, on the twins and on a real broker alike."""
+"""Values whose schema changes while a log is in use: several schemas in chunks and runs, on twins and a broker."""
 
 import io
 import json
@@ -39,7 +39,7 @@ def _keys(log: Log, partitions: set[int]) -> list[bytes]:
 
 
 def _third(value: dict[str, Any]) -> dict[str, Any]:
-    """A value of any of the three schemas as one of the third."""
+    """Return a value of any of the three schemas as one of the third."""
     amount = value["amount"] if "amount" in value else float(value["n"])
     return {"tags": value.get("tags", []), "amount": amount, "s": value.get("s")}
 
@@ -118,7 +118,10 @@ def test_three_schemas_in_one_log(rig: LogRig, tmp_path: Path) -> None:
 
 
 def test_a_writer_has_the_schema_of_its_opening(rig: LogRig) -> None:
-    """One that was open takes no field of a newer schema; opened again it does, and its old values stay readable."""
+    """A writer has the schema of its opening: it takes no field of a newer one until it is opened again.
+
+    Its old values stay readable.
+    """
     with rig.create(value_schema=FIRST) as log:
         with Writer(log, "w") as writer:
             log.evolve_value_schema(SECOND)
@@ -132,7 +135,7 @@ def test_a_writer_has_the_schema_of_its_opening(rig: LogRig) -> None:
 
 
 def test_an_older_schema_reads_what_it_can(rig: LogRig) -> None:
-    """A reader that asks for an older schema gets it, unless newer values are in the state that it cannot read."""
+    """A reader that asks for an older schema gets it, unless the state has newer values that it cannot read."""
     with rig.create(value_schema=FIRST) as log:
         with Writer(log, "w") as writer:
             writer.put(b"a", {"n": 1, "gone": "x"})

@@ -25,8 +25,9 @@ TIMEOUT_S = 60.0
 
 
 def test_records_that_no_commit_lists_are_void(rig: LogRig, tmp_path: Path) -> None:
-    """Junk with our magic, a newer version, forged and repeated chunks of the very change set that is being written:
-    the commit is acknowledged, and recoveries and rounds read what its writer wrote.
+    """Junk with our magic, a newer version, and forged or repeated chunks of the change set being written are void.
+
+    The commit is acknowledged, and recoveries and rounds read what its writer wrote.
     """
     model = {b"key-%d" % i: b"honest" * 20 for i in range(24)}
     pairs = list(model.items())
@@ -47,7 +48,7 @@ def test_records_that_no_commit_lists_are_void(rig: LogRig, tmp_path: Path) -> N
 
 
 def test_an_adopted_handle_is_verified_past_junk(rig: LogRig) -> None:
-    """A handle that another life persisted is adopted, although strangers wrote between its chunks."""
+    """A handle that another incarnation persisted is adopted, although strangers wrote between its chunks."""
     with rig.create(partitions=1, key_groups=2) as log:
         with pytest.warns(UserWarning, match="uncommitted"), Writer(log, "w", settings=SMALL) as writer:
             for i in range(8):
@@ -62,7 +63,7 @@ def test_an_adopted_handle_is_verified_past_junk(rig: LogRig) -> None:
 
 
 def _junk(chunk: bytes) -> list[bytes]:
-    """What anybody who reads and writes the topic can make of a chunk of a change set that is being written."""
+    """Return records that anybody with access to the topic can make of a chunk of a change set being written."""
     found = decode_head(chunk)
     assert found is not None
     head = found[0]
@@ -72,7 +73,7 @@ def _junk(chunk: bytes) -> list[bytes]:
         "key": b"not the log's",
         "key_groups": [head.first_key_group],
         "body": memoryview(batch.serialize()),
-    }  # A ledger that reached so far, they say.
+    }  # The position to which a ledger reached, by their claim.
     forged = [
         encode_chunk(epoch=head.epoch, nonce=head.nonce, sqn=head.sqn, index=i, value_schema_id=0, **seal).value
         for i in (head.index + 1, head.index + 2, 0)
@@ -82,7 +83,7 @@ def _junk(chunk: bytes) -> list[bytes]:
 
 
 def _sent_chunk(log: Log) -> bytes:
-    """The newest chunk that is in the topic, once there is one."""
+    """Return the newest chunk in the topic, once there is one."""
     deadline = time.monotonic() + TIMEOUT_S
     while time.monotonic() < deadline:
         reader = log.kafka.reader(log.data_topic)
@@ -98,7 +99,7 @@ def _sent_chunk(log: Log) -> bytes:
 
 
 def _send(log: Log, *values: bytes) -> None:
-    """Write records of somebody else's to the data topic."""
+    """Write a stranger's records to the data topic."""
     producer = log.kafka.producer()
     reports: list[Delivery] = []
     try:

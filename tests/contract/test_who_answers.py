@@ -1,5 +1,6 @@
-"""Who answers is asked by all that read: a byte mirror of the log, with its offsets and other ids, is believed for no
-longer than a moment. On the twins and on a real broker.
+"""The identity check of every reader: a byte mirror of the log, with its offsets and other ids, is soon refused.
+
+On the twins and on a real broker.
 """
 
 import time
@@ -24,7 +25,7 @@ WAIT_S = 60.0
 
 
 def fail_over(rig: LogRig, name: str) -> None:
-    """Both topics of the log are a mirror's from now on."""
+    """Let a mirror's topics answer for both topics of the log from now on."""
     kafka = rig.kafka()
     for topic in (name, f"{name}.ledger"):
         mirror(kafka, topic)
@@ -32,7 +33,7 @@ def fail_over(rig: LogRig, name: str) -> None:
 
 
 def awaited(what: Callable[[], object]) -> None:
-    """Do it again and again until it raises."""
+    """Repeat the call until it raises."""
     until_s = time.monotonic() + WAIT_S
     while time.monotonic() < until_s:
         what()
@@ -41,13 +42,13 @@ def awaited(what: Callable[[], object]) -> None:
 
 @pytest.fixture
 def often(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Who answers is asked every second, and not every minute."""
+    """Check the cluster's identity every second, and not every minute."""
     monkeypatch.setattr("statelog.history.history.IDENTIFY_S", 1.0)
 
 
 @pytest.mark.usefixtures("often")
 def test_a_standby_notices_that_another_cluster_answers(rig: LogRig) -> None:
-    """Nothing is new there, and nothing is missing: only the ids tell, and every read does from then on."""
+    """A standby notices that another cluster answers: only the ids differ there, and every read raises from then on."""
     tables = TableRig(rig, None)
     with tables.open() as table:
         table[b"k"] = b"v"
@@ -64,7 +65,7 @@ def test_a_standby_notices_that_another_cluster_answers(rig: LogRig) -> None:
 
 @pytest.fixture
 def twin() -> TwinRig:
-    """A log in memory, with a commit."""
+    """Return a log in memory, with a commit."""
     rig = twin_rig("l")
     with rig.create() as log, Writer(log, "w") as writer:
         writer.put(b"k", b"v")
@@ -74,7 +75,7 @@ def twin() -> TwinRig:
 
 @pytest.mark.usefixtures("often")
 def test_a_follower_notices_that_another_cluster_answers(twin: TwinRig) -> None:
-    """A quiet one as well: it would be alive, and silent, for ever."""
+    """A follower notices that another cluster answers, a quiet one as well: else it would be silent for ever."""
     settings = RecoverySettings(stall_timeout_s=WAIT_S)
     with twin.open() as log, recover(log, settings=settings).follow(poll_s=0.01) as stream:
         while stream.take(0.1) is not None:
@@ -85,7 +86,7 @@ def test_a_follower_notices_that_another_cluster_answers(twin: TwinRig) -> None:
 
 
 def test_a_follower_asks_once_a_minute(twin: TwinRig) -> None:
-    """Who answers is no question of every poll."""
+    """A follower checks the cluster's identity once a minute, not at every poll."""
     now_s = [100.0]
     tables = TableRig(twin, None)
     with tables.standby(writer="w", environment=Environment(clock=lambda: now_s[0])) as standby:
@@ -98,7 +99,7 @@ def test_a_follower_asks_once_a_minute(twin: TwinRig) -> None:
 
 
 def test_a_writer_is_told_nothing_by_another_cluster(twin: TwinRig) -> None:
-    """The last record of a mirror's ledger is the one that it folded last, so only the ids tell."""
+    """A writer accepts no answer of another cluster: its ledger has the same last record, so only the ids differ."""
     now_s = [100.0]
     environment = Environment(clock=lambda: now_s[0])
     with environment.run(twin.open) as log:
@@ -113,7 +114,7 @@ def test_a_writer_is_told_nothing_by_another_cluster(twin: TwinRig) -> None:
 
 @pytest.mark.parametrize("ask", [Log.commits, Log.describe, tail_now])
 def test_a_log_that_was_opened_long_ago_asks_who_answers(twin: TwinRig, ask: Callable[[Log], object]) -> None:
-    """What it is asked for is another cluster's by now, which holds the same records."""
+    """A log that was opened long ago checks the identity of the cluster, which may hold the same records."""
     with twin.open() as log:
         log.look_again_s = 0.0
         ask(log)
@@ -123,7 +124,7 @@ def test_a_log_that_was_opened_long_ago_asks_who_answers(twin: TwinRig, ask: Cal
 
 
 def test_a_log_that_was_made_anew_is_no_lost_tail(rig: LogRig) -> None:
-    """Its ledger is shorter than what was folded: a reader tells whose it is, not that brokers lost records."""
+    """A re-created log has a shorter ledger than the fold: a reader reports its identity, not lost records."""
     with rig.create() as log:
         with Writer(log, "w") as writer:
             for i in (1, 2, 3):
@@ -132,7 +133,7 @@ def test_a_log_that_was_made_anew_is_no_lost_tail(rig: LogRig) -> None:
         Log.delete(rig.name, rig.where())
 
         def is_led() -> bool:
-            """A leader that stops answers a moment longer than the cluster names its topic."""
+            """Return whether a leader answers, which stops a moment later than the cluster stops naming its topic."""
             try:
                 return bool(log.kafka.offsets(log.ledger_topic, [0]))
             except NotFound:
@@ -147,7 +148,7 @@ def test_a_log_that_was_made_anew_is_no_lost_tail(rig: LogRig) -> None:
 
 
 def test_a_lost_tail_is_told_while_nobody_says_who_answers(twin: TwinRig, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A loss that was seen is never hidden behind a question that was not answered."""
+    """A detected loss is never hidden behind an unanswered identity check."""
     with twin.open() as log:
         log.history.read()
         twin.cluster.lose_tail(log.ledger_topic, 0, 1)

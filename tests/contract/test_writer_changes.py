@@ -1,4 +1,4 @@
-"""Changes on their way in, on twin and broker: what is refused at append, order, types of keys and values."""
+"""Changes on their way in, on twin and broker: refusals at append, order, types of keys and values."""
 
 from contextlib import nullcontext
 from typing import Any
@@ -24,7 +24,7 @@ POINT = """{"type": "record", "name": "Point", "fields": [
 
 
 def test_a_foreign_partition_is_refused_at_append(log: Log) -> None:
-    """A change for a partition that the writer did not open is refused and not buffered."""
+    """A change for a partition that the writer did not open is refused at append and not buffered."""
     with Writer(log, "w", partitions=[0]) as writer:
         with pytest.raises(KeyGroupMismatch):
             writer.put(key_in(log, 1), b"v")
@@ -63,7 +63,7 @@ def test_a_value_above_the_limit_is_refused_at_append(rig: LogRig, log: Log) -> 
 
 
 def test_batches_and_single_changes_keep_their_order(rig: LogRig, log: Log) -> None:
-    """A batch between puts overwrites what came before it and is overwritten by what comes after."""
+    """A batch between puts overwrites earlier changes and is overwritten by later ones."""
     with Writer(log, "w") as writer:
         writer.put(b"a", b"first")
         writer.put(b"b", b"first")
@@ -78,7 +78,7 @@ def test_batches_and_single_changes_keep_their_order(rig: LogRig, log: Log) -> N
 
 
 def test_many_chunks_and_back_pressure(rig: LogRig, log: Log) -> None:
-    """With tiny chunks and hardly any room in flight everything still arrives, in order."""
+    """With tiny chunks and hardly any room in flight every change still arrives, in order."""
     settings = WriterSettings(
         roll_rows=50, list_bytes=1 << 10, roll_bytes=1 << 11, chunk_bytes=256, in_flight_bytes_max=1024
     )
@@ -95,8 +95,10 @@ def test_many_chunks_and_back_pressure(rig: LogRig, log: Log) -> None:
 
 @pytest.mark.parametrize("list_bytes", [1, 1 << 21])
 def test_puts_of_every_size_keep_their_order(rig: LogRig, log: Log, list_bytes: int) -> None:
-    """Small ones go straight into the lists, large ones by themselves, around others: the last put of a key is what
-    counts, and what was refused in between leaves no key or value behind for the next one.
+    """Puts of every size keep their order, small ones in the lists and large ones by themselves: the last put of a key
+    counts.
+
+    A refused put in between leaves no key or value behind for the next one.
     """
     sizes = [0, 1, (1 << 20) - 5, 1 << 20, 3, (1 << 20) - 4, 2, 600_000, 600_000, 600_000, 4]
     with Writer(log, "w", settings=WriterSettings(list_bytes=list_bytes)) as writer:
@@ -141,7 +143,7 @@ def test_typed_values(rig: LogRig) -> None:
 
 
 def test_a_typed_value_that_does_not_fit_loses_nothing_silently(rig: LogRig) -> None:
-    """A wrong field is refused, at the latest when the change set is persisted, and nothing is committed without it."""
+    """A typed value with a wrong field is refused, at the latest at the persist; no commit lacks it silently."""
     with rig.create(value_schema=POINT) as log:
         writer = Writer(log, "w")
         writer.put(b"a", {"x": 1})
@@ -154,7 +156,7 @@ def test_a_typed_value_that_does_not_fit_loses_nothing_silently(rig: LogRig) -> 
 
 
 def test_key_groups_named_by_the_caller(rig: LogRig) -> None:
-    """In a log of that kind the caller's key group decides, and the same key may live in two of them."""
+    """Where the caller names key groups they decide, and the same key may live in two of them."""
     with rig.create(hash_rule=HashRule.CALLER) as log, Writer(log, "w") as writer:
         writer.append(0, b"k", b"in 0")
         writer.append(15, b"k2", b"in 15")
@@ -171,7 +173,7 @@ def test_key_groups_named_by_the_caller(rig: LogRig) -> None:
 
 
 def test_a_named_key_group_must_be_that_of_the_prefix(rig: LogRig) -> None:
-    """One by one and in a batch: what would be right for the whole key is refused, and the prefix's is taken."""
+    """A named key group must be the prefix's, one by one and in a batch: the whole key's own is refused."""
     with rig.create(hash_rule="crc32-prefix", prefix_bytes=2) as log, Writer(log, "w") as writer:
         own, of_whole = key_group_of(b"ab", KeyType.BYTES, 16), key_group_of(b"abc", KeyType.BYTES, 16)
         assert own != of_whole

@@ -1,4 +1,4 @@
-"""What a writer promises, on the in-memory twins and on a real broker alike."""
+"""The promises of a writer, on the in-memory twins and on a real broker alike."""
 
 import os
 import threading
@@ -40,7 +40,7 @@ def test_committed_changes_are_the_state(rig: LogRig, log: Log) -> None:
 
 
 def test_uncommitted_changes_are_never_seen(rig: LogRig, log: Log) -> None:
-    """What was persisted or sent but not committed is not part of the state, and closing says so."""
+    """Persisted or sent changes without a commit are not part of the state, and closing says so."""
     writer = Writer(log, "w")
     writer.put(b"k", b"persisted")
     writer.persist(1).result()
@@ -162,7 +162,7 @@ def test_a_later_life_adopts_a_persisted_handle(rig: LogRig, log: Log) -> None:
 
 
 def test_adopting_after_an_append_is_refused(rig: LogRig, log: Log) -> None:
-    """Order between adopted and new changes would be arbitrary."""
+    """Adopting after an append is refused: the order of adopted and new changes would be arbitrary."""
     before = Writer(log, "w")
     before.put(b"k", b"v")
     handle = before.persist(1).result()
@@ -175,7 +175,7 @@ def test_adopting_after_an_append_is_refused(rig: LogRig, log: Log) -> None:
 
 
 def test_a_newer_writer_of_the_name_fences_the_older(rig: LogRig, log: Log) -> None:
-    """The older one is told, its changes never appear, and it accepts nothing any more."""
+    """A newer writer of the name fences the older: its changes never appear, and it accepts nothing any more."""
     old = Writer(log, "w")
     old.put(b"k", b"old")
     with rig.open() as other, Writer(other, "w") as new:
@@ -205,7 +205,7 @@ def test_partial_overlap_fences_the_whole_epoch(rig: LogRig, log: Log) -> None:
 
 
 def test_writers_on_disjoint_partitions_share_a_log(rig: LogRig, log: Log) -> None:
-    """Two writers, each with its partitions and its own checkpoints, neither of which disturbs the other."""
+    """Two writers on disjoint partitions, each with its own checkpoints, share a log undisturbed."""
     with rig.open() as other, Writer(log, "a", partitions=[0, 1]) as a, Writer(other, "b", partitions=[2, 3]) as b:
         for i in range(1, 4):
             a.put(key_in(log, 0), b"a%d" % i)
@@ -237,7 +237,7 @@ def test_meta_records_are_committed_with_the_changes(rig: LogRig, log: Log) -> N
 
 
 def test_a_meta_record_that_is_replaced_makes_room(log: Log) -> None:
-    """What counts against the limit is the last record of a key, not every one that it had."""
+    """Only the last record of a meta key counts against the limit, not every one that it had."""
     with Writer(log, "w") as writer:
         for number in range(4):
             writer.append_meta("state", bytes([number]) * (5 << 20))
@@ -249,7 +249,7 @@ def test_a_meta_record_that_is_replaced_makes_room(log: Log) -> None:
 
 
 def test_a_final_commit_ends_the_row(rig: LogRig, log: Log) -> None:
-    """After it the ledger no longer knows the writer, the state stays, and a new life starts at no checkpoint."""
+    """After a final commit the ledger does not know the writer, the state stays, and a new one has no checkpoint."""
     with Writer(log, "w") as writer:
         writer.put(b"k", b"v")
         writer.commit(checkpoint_id=9, final=True)
@@ -280,7 +280,7 @@ def test_a_second_thread_is_refused(log: Log) -> None:
 
 
 def test_a_forked_child_is_refused(rig: LogRig, log: Log) -> None:
-    """The child's copy is nobody's and closes without touching the parent's clients; the parent goes on."""
+    """A forked child's copy of a writer closes without touching the parent's clients; the parent goes on."""
     writer = Writer(log, "w")
     writer.put(b"k", b"v")
     child = os.fork()
@@ -300,7 +300,7 @@ def test_a_forked_child_is_refused(rig: LogRig, log: Log) -> None:
 
 
 def test_close_is_idempotent_and_final(log: Log) -> None:
-    """Closing twice is fine, using it afterwards is not."""
+    """Closing a writer twice is fine, using it afterwards is not."""
     writer = Writer(log, "w")
     writer.close()
     writer.close()
@@ -312,7 +312,7 @@ def test_close_is_idempotent_and_final(log: Log) -> None:
 
 
 def test_create_open_delete(rig: LogRig, log: Log) -> None:
-    """A log is made once, opened any number of times, and after delete it is gone, topics included."""
+    """A log is made once, opened any number of times, and a delete removes it, topics included."""
     with pytest.raises(AlreadyExists):
         rig.create()
     with rig.open() as again:
@@ -325,7 +325,7 @@ def test_create_open_delete(rig: LogRig, log: Log) -> None:
 
 
 def test_writers_in_threads_share_a_log(rig: LogRig, log: Log) -> None:
-    """Each commits over and over in its own partition while the others do, and all of it counts."""
+    """Writers in threads share a log: each commits over and over in its own partition, and all commits count."""
     count, commits = 4, 25
 
     def work(number: int) -> list[int]:

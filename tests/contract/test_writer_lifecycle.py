@@ -24,13 +24,13 @@ AHEAD = WriterSettings(roll_rows=4, list_bytes=128, roll_bytes=1024, chunk_bytes
 
 @pytest.fixture
 def log(rig: LogRig) -> Iterator[Log]:
-    """A new log of opaque values under bytes keys."""
+    """Yield a new log of opaque values under bytes keys."""
     with rig.create(partitions=2, key_groups=4) as created:
         yield created
 
 
 def sent_bytes(writer: Writer) -> int:
-    """Bytes of record values that this life has sent."""
+    """Return the bytes of record values that this writer has sent."""
     return int(writer.statistics().chunk_bytes.total)
 
 
@@ -41,7 +41,7 @@ def fill(writer: Writer, count: int, prefix: bytes = b"k") -> None:
 
 
 def test_sequence_numbers_move_with_appends_only(log: Log) -> None:
-    """The next number grows by one if something was appended since it was asked for, and by nothing else."""
+    """The next sequence number grows by one if something was appended since the last call, and by nothing else."""
     with Writer(log, "w") as writer:
         first = writer.initial_sequence_number
         assert writer.next_sequence_number() == first
@@ -72,7 +72,7 @@ def test_a_small_append_sends_nothing(log: Log) -> None:
 
 
 def test_a_full_buffer_is_persisted_ahead(rig: LogRig, log: Log) -> None:
-    """Above the threshold changes are sent before any checkpoint; it then sends the rest, and lists all once."""
+    """Changes above the threshold are sent before any checkpoint; it then sends the rest, and lists all once."""
     with Writer(log, "w", settings=AHEAD) as writer:
         fill(writer, 41)
         ahead = sent_bytes(writer)
@@ -86,7 +86,7 @@ def test_a_full_buffer_is_persisted_ahead(rig: LogRig, log: Log) -> None:
 
 
 def test_what_was_rolled_over_is_sent_first(rig: LogRig, log: Log) -> None:
-    """A full buffer does not overtake an older change set that no checkpoint has asked for."""
+    """A full buffer does not overtake an older change set that no checkpoint has claimed."""
     with Writer(log, "w", settings=AHEAD) as writer:
         writer.put(b"k0", b"old")
         writer.next_sequence_number()
@@ -100,7 +100,7 @@ def test_what_was_rolled_over_is_sent_first(rig: LogRig, log: Log) -> None:
 
 
 def test_rolling_over_holds_no_more_than_the_threshold(log: Log) -> None:
-    """Who asks for numbers all the time does not fill the memory: the change sets are sent once they are many."""
+    """Rolling over holds no more than the threshold: change sets are sent once they are many."""
     with Writer(log, "w", settings=AHEAD) as writer:
         for i in range(100):
             writer.put(b"%d" % i, bytes(100))
@@ -110,7 +110,7 @@ def test_rolling_over_holds_no_more_than_the_threshold(log: Log) -> None:
 
 
 def test_nothing_is_sent_twice(rig: LogRig, log: Log) -> None:
-    """A checkpoint that needs the changes of an earlier one, durable or still in flight, sends only what is new."""
+    """A checkpoint sends only new changes, though it needs an earlier one's, durable or still in flight."""
     with Writer(log, "w") as writer:
         start = writer.initial_sequence_number
         fill(writer, 5)
@@ -131,7 +131,7 @@ def test_nothing_is_sent_twice(rig: LogRig, log: Log) -> None:
 
 
 def test_an_empty_range_is_complete_at_once(log: Log) -> None:
-    """With nothing to send and nothing in flight, the checkpoint is durable without anybody waiting."""
+    """An empty range is complete at once: with nothing to send and nothing in flight, nobody waits."""
     with Writer(log, "w") as writer:
         persist = writer.persist(1, from_sqn=writer.next_sequence_number())
         assert persist.done()
@@ -139,7 +139,7 @@ def test_an_empty_range_is_complete_at_once(log: Log) -> None:
 
 
 def test_checkpoints_in_flight_side_by_side(rig: LogRig, log: Log) -> None:
-    """Several are under way at the same time, may be asked in any order, and commit in theirs."""
+    """Several checkpoints are in flight at the same time, may be asked in any order, and commit in theirs."""
     with Writer(log, "w") as writer:
         under_way: list[Pending[Handle]] = []
         for i in range(1, 6):
@@ -170,7 +170,7 @@ def test_an_aborted_checkpoint_is_included_in_the_next(rig: LogRig, log: Log) ->
 
 
 def test_a_wrong_start_is_refused_by_its_own_error(rig: LogRig, log: Log) -> None:
-    """Below the truncation, above the next number: each has its type, and the writer goes on after both."""
+    """A start below the truncation and one above the next number each have their own error, and the writer goes on."""
     with Writer(log, "w") as writer:
         writer.put(b"a", b"1")
         writer.commit(checkpoint_id=1)
@@ -188,7 +188,7 @@ def test_a_wrong_start_is_refused_by_its_own_error(rig: LogRig, log: Log) -> Non
 
 
 def test_truncation_never_drops_what_is_needed(rig: LogRig, log: Log) -> None:
-    """Changes in no checkpoint cannot be truncated; those of an unconfirmed one stay, and are committed."""
+    """Changes in no checkpoint cannot be truncated; an unconfirmed one's stay, and are committed."""
     with Writer(log, "w") as writer:
         writer.put(b"a", b"1")
         first_end = writer.next_sequence_number()
@@ -208,7 +208,7 @@ def test_truncation_never_drops_what_is_needed(rig: LogRig, log: Log) -> None:
 
 
 def test_a_confirm_may_come_after_the_truncation(rig: LogRig, log: Log) -> None:
-    """What was truncated in between does not keep a checkpoint from being confirmed."""
+    """A truncation between does not keep a checkpoint from being confirmed."""
     with Writer(log, "w") as writer:
         writer.put(b"a", b"1")
         first = writer.persist(1).result()
@@ -222,7 +222,9 @@ def test_a_confirm_may_come_after_the_truncation(rig: LogRig, log: Log) -> None:
 
 
 def test_truncate_and_close_keeps_what_a_checkpoint_needs(rig: LogRig, log: Log) -> None:
-    """The tail is dropped without a warning; a checkpoint under way below it completes, and a later life commits it."""
+    """The tail is dropped without a warning; a checkpoint in flight below it completes, and the next writer
+    commits it.
+    """
     writer = Writer(log, "w")
     writer.put(b"a", b"1")
     persist = writer.persist(1)
@@ -236,7 +238,7 @@ def test_truncate_and_close_keeps_what_a_checkpoint_needs(rig: LogRig, log: Log)
 
 
 def test_truncate_and_close_says_nothing_of_what_it_was_told_to_drop(log: Log) -> None:
-    """Closing warns of uncommitted changes, unless they are the ones that were named."""
+    """Closing warns of uncommitted changes, unless they are the named ones."""
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         writer = Writer(log, "w")
@@ -255,7 +257,7 @@ def test_truncate_and_close_says_nothing_of_what_it_was_told_to_drop(log: Log) -
 
 @pytest.mark.usefixtures("busy_ledger")
 def test_statistics_add_up(rig: LogRig, log: Log) -> None:
-    """Counts, sizes and times of a short life: full and incremental bytes are told apart, nothing stays in flight."""
+    """Counts, sizes and times of a short use add up: full and incremental bytes differ, and nothing stays in flight."""
     with Writer(log, "w") as writer:
         fill(writer, 10)
         first = writer.persist(1).result()
@@ -284,7 +286,7 @@ def test_statistics_add_up(rig: LogRig, log: Log) -> None:
 
 
 def test_statistics_are_for_any_thread(log: Log) -> None:
-    """Another thread may ask at any time while the writer's own works."""
+    """Another thread may read the statistics at any time while the writer's own works."""
     found: list[int] = []
     failures: list[BaseException] = []
     is_over = threading.Event()
@@ -316,7 +318,7 @@ def test_statistics_are_for_any_thread(log: Log) -> None:
 
 @pytest.mark.parametrize("hash_rule", [HashRule.CRC32, HashRule.CALLER])
 def test_a_key_group_outside_the_writers_own_is_refused_at_append(rig: LogRig, hash_rule: HashRule) -> None:
-    """Named by the caller or hashed, a change for another's partition is a typed refusal, and the writer goes on."""
+    """A named or hashed change for another writer's partition is a typed refusal, and the writer goes on."""
     with rig.create(partitions=2, key_groups=4, hash_rule=hash_rule) as log, Writer(log, "w", partitions=[1]) as writer:
         by_group = {key_group_of(b"%d" % i, log.descriptor.key_type, 4): b"%d" % i for i in range(100)}
         for key_group in (0, 1, -1, 4):
@@ -330,7 +332,7 @@ def test_a_key_group_outside_the_writers_own_is_refused_at_append(rig: LogRig, h
 
 
 def test_a_meta_record_is_removed_by_none(rig: LogRig, log: Log) -> None:
-    """In a commit of its own, or before the record was ever committed; another writer's of the same key stays."""
+    """None removes a meta record, in its own commit or before the record was ever committed; another writer's stays."""
     with Writer(log, "other", partitions=[0]) as other:
         other.append_meta("state", b"theirs")
         other.commit(checkpoint_id=1)

@@ -1,4 +1,4 @@
-"""Who may use a writer, a coordinator or a task writer, and what is left of it, on the twins and on a real broker."""
+"""The owners of a writer, a coordinator or a task writer, and their release, on the twins and on a real broker."""
 
 import gc
 import os
@@ -19,14 +19,14 @@ from tests.support.rigs.log import LogRig
 
 @pytest.fixture
 def log(rig: LogRig) -> Iterator[Log]:
-    """A new log of opaque values under bytes keys."""
+    """Yield a new log of opaque values under bytes keys."""
     with rig.create(partitions=2) as created:
         yield created
 
 
 @pytest.fixture
 def _uncollected() -> Iterator[None]:
-    """What is freed now is freed by reference counts alone."""
+    """Free objects by reference counts alone."""
     gc.collect()
     gc.disable()
     yield
@@ -34,7 +34,7 @@ def _uncollected() -> Iterator[None]:
 
 
 def watch(owner: object, *parts: str) -> list[weakref.ref[Any]]:
-    """References that keep neither `owner` nor these parts of it."""
+    """Return weak references to `owner` and these parts of it."""
     return [weakref.ref(owner), *(weakref.ref(attrgetter(part)(owner)) for part in parts)]
 
 
@@ -42,7 +42,7 @@ def watch(owner: object, *parts: str) -> list[weakref.ref[Any]]:
 @pytest.mark.usefixtures("_uncollected")
 @pytest.mark.parametrize("is_final", [False, True])
 def test_a_closed_writer_is_freed_at_once(log: Log, is_final: bool) -> None:
-    """Its buffers and clients go with the last reference, and wait for no collection."""
+    """A closed writer's buffers and clients are freed with the last reference, without a collection."""
     writer = Writer(log, "w")
     writer.put(b"k", b"v")
     writer.commit(checkpoint_id=1, final=is_final)
@@ -59,7 +59,7 @@ def test_a_closed_writer_is_freed_at_once(log: Log, is_final: bool) -> None:
 @pytest.mark.filterwarnings("ignore:unclosed .* of statelog:ResourceWarning")
 @pytest.mark.usefixtures("_uncollected")
 def test_a_writer_that_was_forgotten_open_is_freed_at_once(log: Log) -> None:
-    """Its clients' threads and connections end with it."""
+    """A forgotten open writer is freed at once: its clients' threads and connections end with it."""
     writer = Writer(log, "w")
     writer.put(b"k", b"v")
     left = watch(writer, "_committer.opened.producer")
@@ -70,7 +70,7 @@ def test_a_writer_that_was_forgotten_open_is_freed_at_once(log: Log) -> None:
 
 @pytest.mark.usefixtures("_uncollected")
 def test_a_closed_coordinator_and_its_tasks_are_freed_at_once(log: Log) -> None:
-    """As a writer."""
+    """A closed coordinator and its tasks are freed at once, like a writer."""
     producer = log.kafka.producer()
     coordinator = Coordinator(log, "c")
     task = TaskWriter(producer, coordinator.task(1), slot=0)
@@ -94,7 +94,10 @@ USES: dict[str, Callable[[Coordinator], object]] = {
 
 @pytest.mark.parametrize("use", USES.values(), ids=USES)
 def test_a_second_thread_is_refused_by_a_coordinator(log: Log, use: Callable[[Coordinator], object]) -> None:
-    """Two threads in one ledger client would each see half of what it reads; the owner goes on."""
+    """A second thread is refused by a coordinator: two threads in one ledger client would each see half of its records.
+
+    The owner goes on.
+    """
     found: list[BaseException] = []
 
     def intrude() -> None:
@@ -113,7 +116,7 @@ def test_a_second_thread_is_refused_by_a_coordinator(log: Log, use: Callable[[Co
 
 
 def test_a_forked_child_is_refused_by_a_coordinator(log: Log) -> None:
-    """The child's copy is nobody's and closes without touching the parent's clients; the parent goes on."""
+    """A forked child's copy of a coordinator closes without touching the parent's clients; the parent goes on."""
     coordinator = Coordinator(log, "c")
     child = os.fork()
     if child == 0:
@@ -132,7 +135,7 @@ def test_a_forked_child_is_refused_by_a_coordinator(log: Log) -> None:
 
 @pytest.mark.parametrize("use", [USES["commit"], USES["task"], USES["refresh"]], ids=["commit", "task", "refresh"])
 def test_a_closed_coordinator_is_over(log: Log, use: Callable[[Coordinator], object]) -> None:
-    """It says that it is closed, whatever it is asked."""
+    """A closed coordinator says so at every call."""
     coordinator = Coordinator(log, "c")
     coordinator.close()
 
@@ -141,7 +144,7 @@ def test_a_closed_coordinator_is_over(log: Log, use: Callable[[Coordinator], obj
 
 
 def test_an_orphaned_coordinator_is_closed_by_anybody(log: Log) -> None:
-    """Once the thread that opened it has ended, nobody can be inside its clients."""
+    """Any thread may close an orphaned coordinator: once its opener has ended, nobody can be inside its clients."""
     made: list[Coordinator] = []
     thread = threading.Thread(target=lambda: made.append(Coordinator(log, "c")))
     thread.start()
