@@ -364,11 +364,11 @@ def test_who_truncates_is_asked_for_with_the_topics(monkeypatch: pytest.MonkeyPa
         return asked[-1]
 
     monkeypatch.setattr(Log, "truncation", note)
-    monkeypatch.setattr(Log, "look_again_s", 3600.0)
+    monkeypatch.setattr(Log, "recheck_s", 3600.0)
     with log.environment.run(Log.open, "x", log.where) as opened:
         assert [opened.verify() for _ in range(3)] == [Truncation.named("retention", 7)] * 3
         assert len(asked) == 1
-        assert [opened.verify_anew()] == asked[1:]
+        assert [opened.verify_now()] == asked[1:]
 
 
 def test_options_that_differ_are_refused() -> None:

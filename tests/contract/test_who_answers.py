@@ -116,7 +116,7 @@ def test_a_writer_is_told_nothing_by_another_cluster(twin: TwinRig) -> None:
 def test_a_log_that_was_opened_long_ago_asks_who_answers(twin: TwinRig, ask: Callable[[Log], object]) -> None:
     """A log that was opened long ago checks the identity of the cluster, which may hold the same records."""
     with twin.open() as log:
-        log.look_again_s = 0.0
+        log.recheck_s = 0.0
         ask(log)
         twin.cluster.cluster_id = "another"
         with pytest.raises(IdentityChanged):

@@ -104,7 +104,7 @@ def test_it_is_loud_and_names_the_way_out(twin: TwinLog, strike: Callable[[TwinL
     """To who opens the log, and to who had it open. Nothing is accepted in place of the topics."""
     who = {"reason": "somebody deleted the topics", "operator": "ann"}
     with twin.open() as log:
-        log.look_again_s = 0.0
+        log.recheck_s = 0.0
         strike(twin)
         with pytest.raises(IdentityChanged) as told:
             twin.open()

@@ -49,7 +49,7 @@ def requests(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
 
     What is asked at once, an identity, is one request, of however many parts the twin makes it.
     """
-    monkeypatch.setattr(Log, "look_again_s", 3600.0)
+    monkeypatch.setattr(Log, "recheck_s", 3600.0)
     monkeypatch.setattr(history, "COMPARE_S", 3600.0)
     asked: Counter[str] = Counter()
     for port, names in _PORTS.items():

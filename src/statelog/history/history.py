@@ -158,12 +158,12 @@ class History(Closing):
         """Read up to a position that the ledger has, and compare what was read before, unless that was done since then,
         by `now_s`; None: within COMPARE_S. Raises as `read`.
         """
-        with self._source.asking_who_answers():
+        with self._source.checking_cluster():
             self._read_to(position, self._lately_s() if since_s is None else since_s)
 
     def expect(self, places: Iterable[Place]) -> None:
         """Compare places that somebody remembers with what was read; read on if they lie above. Raises as `read`."""
-        with self._source.asking_who_answers():
+        with self._source.checking_cluster():
             for place in places:
                 if place.position > self.place.position:
                     self._read_to(self._end(place.position), self._lately_s())
@@ -173,7 +173,7 @@ class History(Closing):
 
     def end(self, at_least: int = 0) -> int:
         """Ask for the ledger's end now, which has what this process has read, and `at_least`. Raises as `read`."""
-        with self._source.asking_who_answers():
+        with self._source.checking_cluster():
             return self._end(at_least)
 
     def _end(self, at_least: int = 0) -> int:
@@ -237,7 +237,7 @@ class History(Closing):
     def landed(self, ours: LastRecord, number: int = 0) -> Landed:
         """Read the verdict on a record, or on one of the commits in it. Raises as the result of `append`."""
         self._verdicts_s.append(self._source.clock())
-        with self._source.asking_who_answers():
+        with self._source.checking_cluster():
             self._read_to(ours.offset + 1, self._lately_s())
             with self._settled() as now:
                 found, void = now.fold.hash_at(ours.offset), now.voids.get((ours.offset, number))
@@ -395,7 +395,7 @@ class History(Closing):
         if not expected:
             return False
         last = LastRecord(max(expected), expected[max(expected)])
-        if not self._source.is_given_up(last.offset):
+        if not self._source.is_forfeited(last.offset):
             self._is_lost = True
             raise mismatch(self._source.topic, last, position=now.position)
         if now.is_at_base:  # The base is what counts.

@@ -50,7 +50,7 @@ class Replay(Closing):
 
         Raises OffsetGone, BeyondEnd, AnchorMismatch, IdentityChanged, CorruptLedger, UnknownFormat, Unavailable.
         """
-        with self._source.asking_who_answers():
+        with self._source.checking_cluster():
             now = self._now
             if now.is_torn:
                 raise ClosedError("a record of the ledger was folded half", hint="Begin again from the base")
@@ -94,7 +94,7 @@ class Replay(Closing):
                 if not is_same:
                     break
                 yield found
-        if not is_same and not self._source.is_given_up(last.offset):
+        if not is_same and not self._source.is_forfeited(last.offset):
             raise mismatch(self._source.topic, last, position=position)
         if not is_same:
             yield from self._read(position, end)

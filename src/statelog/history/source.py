@@ -96,7 +96,7 @@ class LedgerSource:
         """Read one record; None if there is none at the offset. Raises OffsetGone, BeyondEnd, Unavailable."""
         return records_at(self.kafka, self.topic, {0: offset}).get(0)
 
-    def is_given_up(self, offset: int) -> bool:
+    def is_forfeited(self, offset: int) -> bool:
         """Read whether a person accepted that the ledger lost what stood at an offset. Raises Damaged, Unavailable."""
         end = self._offsets().end
         if end <= offset + 1:
@@ -107,7 +107,7 @@ class LedgerSource:
             return any(record.position > offset for record in restarts)
 
     @contextmanager
-    def asking_who_answers(self) -> Generator[None]:
+    def checking_cluster(self) -> Generator[None]:
         """Report what is found missing inside only after the cluster was asked: it may be another one, or the log may
         have been made anew. Raises IdentityChanged then.
         """
@@ -136,7 +136,7 @@ class LedgerSource:
         found = fold.hash_at(last.offset)
         if not found and last.offset < fold.hashed_from:
             found = self._hash_below(position, last.offset)
-        if found not in (0, last.hash) and not self.is_given_up(last.offset):
+        if found not in (0, last.hash) and not self.is_forfeited(last.offset):
             raise mismatch(self.topic, last, position=fold.position)
 
     def _hash_below(self, position: int, offset: int) -> int:

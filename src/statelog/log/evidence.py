@@ -130,7 +130,7 @@ class Evidence:
                 there = None  # Truncated meanwhile: each retry follows a higher start.
         for partition, offset in held.items():
             is_same = found.get(partition) == expected[partition].hash
-            if not (is_same or (topic == self._ledger.topic and self._ledger.is_given_up(offset))):
+            if not (is_same or (topic == self._ledger.topic and self._ledger.is_forfeited(offset))):
                 raise another_record(topic, partition, offset)
 
     def check_data_anchors(

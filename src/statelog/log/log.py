@@ -89,7 +89,7 @@ class Log(Closing):
 
     patience_s: float = 10.0
     """How long Kafka is asked again before an end below a known one is believed."""
-    look_again_s: float = 1.0
+    recheck_s: float = 1.0
     """How long `verify` trusts the cluster's last answer, by the clock of the environment that opened the log."""
 
     def __init__(
@@ -176,11 +176,11 @@ class Log(Closing):
     def verify(self, rights: Rights = NO_RIGHTS) -> Truncation:
         """Check descriptor, cluster and topic settings, as every open, round and recovery does. Return the truncation.
 
-        Uses an answer of the cluster that is younger than `look_again_s`. `rights`: those that this client will need.
+        Uses an answer of the cluster that is younger than `recheck_s`. `rights`: those that this client will need.
         Added partitions only cause a log line. Raises ConfigError if a right is missing, NotFound for a deleted log,
         IdentityChanged, UnsafeTopic, Unavailable.
         """
-        return self._check(self._identify(self.look_again_s), rights)
+        return self._check(self._identify(self.recheck_s), rights)
 
     def _check(self, verified: _Verified, rights: Rights) -> Truncation:
         data, ledger, warning = verified.topics
@@ -206,16 +206,16 @@ class Log(Closing):
         is_kept = retention_s(*(one.config for one in verified.topics[:2])) is None
         return Truncation() if is_kept else self.truncation()
 
-    def verify_anew(self, rights: Rights = NO_RIGHTS) -> Truncation:
+    def verify_now(self, rights: Rights = NO_RIGHTS) -> Truncation:
         """Verify as `verify` does, by a new answer of the cluster: before records are deleted, or a verdict counts."""
         return self._check(self._identify(0.0), rights)
 
-    def asking_who_answers(self) -> AbstractContextManager[None]:
+    def checking_cluster(self) -> AbstractContextManager[None]:
         """Verify the cluster before an error of the block about missing records is raised.
 
         Raises IdentityChanged instead, if it is another cluster, or the log was re-created.
         """
-        return self.ledger.asking_who_answers()
+        return self.ledger.checking_cluster()
 
     def _judge(self, max_age_s: float) -> None:
         """Identify the cluster. Warn if Kafka now deletes what an open writer commits; the writer goes on."""
@@ -354,7 +354,7 @@ class Log(Closing):
         After a writer opened, the commits of the writers that it replaced are final. So a rescaled job finds here the
         source positions of the partitions that it took over. Raises Damaged, Unavailable.
         """
-        self._identify(self.look_again_s)
+        self._identify(self.recheck_s)
         return self.evidence.check_ledger().state.commits
 
     def describe(self) -> LogDescription:

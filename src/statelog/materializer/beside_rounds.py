@@ -34,7 +34,7 @@ def final_error(log: Log, error: StatelogError, wait: Callable[[float], object])
     """
     for _ in range(_DELETE_CHECKS if isinstance(error, Damaged) else 0):
         try:
-            log.verify_anew(ROUND)
+            log.verify_now(ROUND)
         except NotFound as deleted:
             return deleted
         except IdentityChanged:

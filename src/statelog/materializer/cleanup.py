@@ -355,6 +355,6 @@ def _truncate_topic(log: Log, topic: str, floor: Mapping[int, int]) -> int:
     before = {p: to for p, offset in floor.items() if (to := min(offset, there[p].end)) > there[p].start}
     if not before:
         return 0
-    log.verify_anew(ROUND)  # DeleteRecords goes by name, and since the round began it may be another log's.
+    log.verify_now(ROUND)  # DeleteRecords goes by name, and since the round began it may be another log's.
     starts = log.kafka.delete_records(topic, before)
     return sum(start - there[p].start for p, start in starts.items())

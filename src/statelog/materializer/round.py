@@ -178,7 +178,7 @@ class Round:
         return self._base.number if self._base else 0
 
     def _roll_up_newest(self) -> RoundOutcome:
-        if not self._log.verify_anew(ROUND).is_by_kafka:
+        if not self._log.verify_now(ROUND).is_by_kafka:
             self._check_may_truncate()
         self._base = self._log.manifests.newest()
         self._passed("after-newest")

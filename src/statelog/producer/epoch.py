@@ -157,7 +157,7 @@ def open_epoch(
 
     for _ in range(_ATTEMPTS):
         try:
-            with log.asking_who_answers():
+            with log.checking_cluster():
                 opened = _attempt(log, writer, taken, make)
         except OutcomeUnknown as error:
             failure = error  # The next Open resolves it.
@@ -221,7 +221,7 @@ def _attempt(
         view = log.history.read()
         there = _check_data(log, view.state, partitions)
         log.evidence.check_data_anchors(
-            log.manifests.newest(max_age_s=log.look_again_s), partitions, view.state.accepted, there
+            log.manifests.newest(max_age_s=log.recheck_s), partitions, view.state.accepted, there
         )
         log.evidence.check_witnesses(view.state, there)
         for _ in range(_OPENS):

@@ -271,7 +271,7 @@ class HeldPlan(Hold):
         self._stage = _Stage.UNPLANNED if plan is None else _Stage.PLANNED
         self._aim: int | None = None
         """The position of the plan before."""
-        self._max_age_s = log.look_again_s
+        self._max_age_s = log.recheck_s
         self._plan_s = 0.0
         self._failures = 0
         self.plans = int(plan is not None)

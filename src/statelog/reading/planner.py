@@ -58,7 +58,7 @@ def plan_state(
     if there is no way around it, Damaged, Unavailable.
     """
     log.verify(READING)
-    with log.asking_who_answers():
+    with log.checking_cluster():
         history = RetainedHistory(log, key_groups, seen=seen, snapshots=snapshots, max_age_s=max_age_s)
         position = _aim(history, end, aim)
         if position is None:
@@ -159,7 +159,7 @@ def plan_changes(
 
     def attempt() -> Plan:
         log.verify(READING)
-        with log.asking_who_answers():
+        with log.checking_cluster():
             history = RetainedHistory(log, wanted, base, seen=seen)
             last = history.ledger.end if end is None else history.resolve(end)
             first = min(history.oldest_position, last) if start is None else history.resolve(start)

@@ -66,7 +66,7 @@ def test_a_dataframe_of_an_older_log_ends_no_write_of_this_one(place: Place, mon
     rig = place("memory://a")
     write(rig, "memory://a", 0)
     result, where = written(rig, options_of("memory://a", 1)), options_of("memory://a", 1).where
-    cached_log(where).look_again_s = 0.0
+    cached_log(where).recheck_s = 0.0
     older = replace(cached_log(where).descriptor.identity, ledger_topic_id="older")
     with pytest.raises(IdentityChanged, match="topics that the log had before"):
         cached_log(where, older)
@@ -208,7 +208,7 @@ def test_a_commit_follows_one_that_was_made_as_long_ago_as_clients_may_rest(
             now_s[0] += 1.0
 
     monkeypatch.setattr(epochs, "Committer", Slow)
-    monkeypatch.setattr(Log, "look_again_s", 0.0)
+    monkeypatch.setattr(Log, "recheck_s", 0.0)
     write(rig, "memory://a", 0)
     options = options_of("memory://a", 1)
     become(monkeypatch, new_worker())
