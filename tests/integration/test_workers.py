@@ -107,7 +107,7 @@ def test_a_stopped_process_that_has_the_directory(
         stopped.signal(signal.SIGSTOP)
         try:
             with (
-                told("opens beside it"),
+                told("a new one is used"),
                 group.worker("", Environment(), hooks=WorkerHooks(on_open=_check_given)) as worker,
             ):
                 group.feed(producer, range(100, 200))

@@ -1,4 +1,4 @@
-"""`Keyed`: what a table and a standby have in common: a mapping, by key and by scans, its views, and its progress."""
+"""`Keyed`: the common base of table and standby: a mapping, by key and by scans, its views, and its progress."""
 
 from abc import abstractmethod
 from collections.abc import Callable, ItemsView, Iterator, Mapping, Sequence, ValuesView
@@ -12,7 +12,7 @@ from statelog.tables.state.keys import KeyRule
 
 
 class TableItems(ItemsView[K, V]):
-    """Keys and values of a table, or of some of its key groups; `scan` gives them, from one pass over the state."""
+    """Keys and values of a table, or of some of its key groups. `scan` reads them in one pass over the state."""
 
     def __init__(self, table: Mapping[K, V], scan: Callable[[], Iterator[tuple[K, V]]], *, is_part: bool) -> None:
         super().__init__(table)
@@ -23,11 +23,11 @@ class TableItems(ItemsView[K, V]):
         return self._scan()
 
     def __len__(self) -> int:
-        """Counting those of some key groups reads them."""
+        """Count the keys. For a part of the key groups this reads them."""
         return sum(1 for _ in self) if self._is_part else super().__len__()
 
     def __contains__(self, item: object) -> bool:
-        """Looking in some key groups reads them."""
+        """Return whether a pair is in the view. For a part of the key groups this reads them."""
         return any(item == one for one in self) if self._is_part else super().__contains__(item)  # type: ignore[operator]  # the stubs want a pair
 
 
@@ -43,7 +43,7 @@ class TableValues(ValuesView[V]):
 
 
 class Keyed(Mapping[K, V]):
-    """A mapping by one key and by scans of a state: of some key groups (None: of all), or in the order of the keys."""
+    """A mapping with scans: of some key groups (None: all), or in the order of the keys."""
 
     _keys: KeyRule
 
@@ -54,7 +54,7 @@ class Keyed(Mapping[K, V]):
 
     @property
     def progress(self) -> Metadata:
-        """The progress of that commit; empty before the first. Numbers are numbers."""
+        """The progress of the last commit; empty before the first. Numbers are numbers."""
         last = self.last_commit
         return dict(last.metadata) if last else {}
 
@@ -65,15 +65,15 @@ class Keyed(Mapping[K, V]):
 
     @abstractmethod
     def get(self, key: K, default: Any = None) -> Any:
-        """The value of a key, or the default."""
+        """Return the value of a key, or the default."""
 
     @abstractmethod
     def range(self, start: K | None = None, end: K | None = None, *, reverse: bool = False) -> Iterator[tuple[K, V]]:
-        """Keys and values from `start` on and below `end` (None: no bound), in the order of the keys or in reverse."""
+        """Iterate over keys and values from `start` on and below `end` (None: no bound), in key order or in reverse."""
 
     @abstractmethod
     def _scan(self, key_groups: Sequence[int] | None, *, keys_only: bool = False) -> Iterator[tuple[K, V]]:
-        """Yield keys and copies of their values; with `keys_only` the values are not to be looked at."""
+        """Yield keys and copies of their values. With `keys_only` the values are undefined."""
 
     def __getitem__(self, key: K) -> V:
         value = self.get(key)
@@ -88,24 +88,24 @@ class Keyed(Mapping[K, V]):
             return True
 
     def __bool__(self) -> bool:
-        """Whether there is a key. Looks for one, and counts none."""
+        """Return whether there is a key, without counting them."""
         return next(iter(self), None) is not None
 
     def __iter__(self) -> Iterator[K]:
         return (key for key, _ in self._scan(None, keys_only=True))
 
     def items(self, key_groups: Sequence[int] | None = None) -> TableItems[K, V]:
-        """Keys and values, of all key groups or of these, in no order. Raises KeyGroupMismatch."""
+        """Return a view of keys and values, of all key groups or of these, in no order. Raises KeyGroupMismatch."""
         groups = None if key_groups is None else self._keys.checked_groups(key_groups)
         return TableItems(self, lambda: self._scan(groups), is_part=groups is not None)
 
     def values(self) -> TableValues[V]:
-        """All values, in no order."""
+        """Return a view of all values, in no order."""
         return TableValues(self, lambda: self._scan(None))
 
     def prefix(self, prefix: K, *, reverse: bool = False) -> Iterator[tuple[K, V]]:
-        """Keys and values whose key begins so, in the order of the keys or in reverse. Costs as `range`.
+        """Iterate over keys and values whose key has a prefix, in key order or in reverse. Costs as much as `range`.
 
-        In a log whose callers name key groups, `prefix` is a pair as every key. Raises InvalidChange for numbers.
+        In a log whose callers name key groups, `prefix` is a pair, like every key. Raises InvalidChange for numbers.
         """
         return self.range(*self._keys.prefix_bounds(prefix), reverse=reverse)

@@ -1,6 +1,6 @@
-"""`TableSetup`: what a table and its standbys are opened with, and `TableSettings`.
+"""`TableSetup`: the log, partitions and directory of a table or a standby, and `TableSettings`.
 
-Invariant: what is owned can be owned apart: whole partitions, and so all of their key groups.
+Invariant: a table owns whole partitions, with all of their key groups, because a partition has only one owner.
 """
 
 from collections.abc import Sequence
@@ -29,14 +29,14 @@ _NAME = "table"
 
 
 class BackendKind(StrEnum):
-    """The backends that there are."""
+    """The backends of a table."""
 
     DICT = "dict"
     ROCKSDB = "rocksdb"
 
 
 class Loading(StrEnum):
-    """When the state that a snapshot holds becomes local: before the table opens, behind its back, or never."""
+    """When the state that a snapshot has becomes local: before the table opens, in the background, or never."""
 
     FIRST = "first"
     BEHIND = "behind"
@@ -50,23 +50,23 @@ class TableSettings:
         settings = TableSettings(cache_bytes=256 << 20)
         table = statelog.table("orders", where, backend="rocksdb", directory="/var/lib/job", settings=settings)
 
-    every_change             log every change, for readers of the history (`read_changes`); else only the last of each
-                             key of a commit
-    skip_equal               leave out changes that change nothing: a put of the value that is there, a delete of no key
+    every_change             log every change, for readers of the history (`read_changes`); by default only the last one
+                             of each key in a commit is logged
+    skip_equal               leave out changes that change nothing: a put of the present value, a delete of no key
     commits_under_way_max    above it `commit_async` and `commit_every` wait for the oldest
-    uncommitted_changes_max  `commit_every` commits before its time is up once so many keys have changed
+    uncommitted_changes_max  `commit_every` commits early once so many keys have changed
     uncommitted_bytes_max    the same once so many bytes were put; changes of bytes below 4 KiB do not count
-    cache_bytes              of RocksDB: blocks that were read, their indexes and filters included
-    recent_bytes             of RocksDB: what was committed last, kept as objects to be read back; 0 keeps none
-    write_buffer_bytes       of RocksDB: changes in memory before they become a file; twice as much while one is made
-    open_files_max           of RocksDB: files that it keeps open
-    loading                  "first": all of the state is local before the table opens. "behind": it opens once what was
-                             committed since the newest snapshot is read, and the rest is loaded while it is used.
+    cache_bytes              RocksDB's cache of blocks, indexes and filters
+    recent_bytes             a cache, above RocksDB, of the newest committed objects; 0 for none
+    write_buffer_bytes       RocksDB's changes in memory before they become a file; twice as much while one is written
+    open_files_max           the most files that RocksDB has open
+    loading                  "first": all of the state is local before the table opens. "behind": the table opens once
+                             the commits since the newest snapshot are read; the rest is loaded in the background.
                              "on-demand": the rest stays in the snapshot, and is read from there
-    remote_cache_bytes       what was read of a snapshot on demand, decoded, and is kept for the next reads. A range
-                             holds 8 KiB or more of each key group in each run besides
+    remote_cache_bytes       the cache of decoded snapshot data that is read on demand. A range holds 8 KiB or more of
+                             each key group in each run besides
     writer                   how changes are batched and sent
-    recovery                 how the state is recovered, and the name of the lease meanwhile
+    recovery                 how the state is recovered, and the name of its lease
     """
 
     every_change: bool = False
@@ -92,14 +92,14 @@ class TableSettings:
         for name in (one.name for one in fields(self) if one.type is int):
             (value,) = whole_numbers(name, [getattr(self, name)], example=f"{name}=1000")
             if name == "recent_bytes" and value < 0:
-                raise ConfigError(f"recent_bytes is {value}; 0 keeps nothing")
+                raise ConfigError(f"recent_bytes is {value} and must not be negative", hint="Give 0 for no cache")
             if name != "recent_bytes" and value < 1:
                 raise ConfigError(f"{name} is {value} and must be positive")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TableSetup(Closing):
-    """A log, the part of it that is owned, and where and how its state is kept. Close it to close log and directory."""
+    """A log, the owned part of it, and where and how its state is stored. Close it to close log and directory."""
 
     log: Log
     partitions: tuple[int, ...] | None
@@ -123,7 +123,7 @@ class TableSetup(Closing):
         key_group: int | None,
         settings: TableSettings,
     ) -> "TableSetup":
-        """Open the log, and lock the directory, if there is one.
+        """Open the log, and lock the directory, if any.
 
         Raises NotFound, ConfigError, LogInUse, Damaged, Unavailable.
         """
@@ -150,7 +150,7 @@ class TableSetup(Closing):
         return run(OpenedWriter, self.log, opened, self.settings.writer)
 
     def close(self) -> None:
-        """Release both. Idempotent."""
+        """Close log and directory. Idempotent."""
         try:
             if self.directory is not None:
                 self.directory.close()
@@ -161,13 +161,14 @@ class TableSetup(Closing):
 def _owned(
     log: Descriptor, partitions: Sequence[int] | None, key_group: int | None
 ) -> tuple[tuple[int, ...] | None, KeyRule]:
-    """These partitions (None: all), or that of the key group, and whose keys are owned. Raises ConfigError for what the
-    log does not have, or what cannot be owned apart.
+    """Return the owned partitions (None: all), and the rule of their keys.
+
+    Raises ConfigError for partitions or key groups that the log does not have, or that cannot be owned separately.
     """
     if key_group is not None:
         if partitions is not None or log.hash_rule is not HashRule.CALLER:
             hint = 'Make the log with hash_rule="caller", or give partitions alone'
-            raise ConfigError("a key group is owned by itself in a log whose callers name it", hint=hint)
+            raise ConfigError("key_group needs a log whose callers name the key group, and no partitions", hint=hint)
         (key_group,) = whole_numbers("key_group", [key_group], example="key_group=3")
         return (_partition_alone(log, key_group),), KeyRule(log, frozenset([key_group]), key_group)
     if partitions is None:
@@ -182,7 +183,7 @@ def _default_owner(partitions: Sequence[int] | None) -> str:
         return _NAME
     if len(partitions) == 1:
         return f"{_NAME}-{partitions[0]}"
-    raise ConfigError("a table on several partitions needs a name", hint="Give writer=..., the same in every life")
+    raise ConfigError("a table on several partitions needs a name", hint="Give writer=..., the same at every start")
 
 
 def _partition_alone(log: Descriptor, key_group: int) -> int:
@@ -191,7 +192,7 @@ def _partition_alone(log: Descriptor, key_group: int) -> int:
     partition = partition_of(key_group, log.partitions, log.key_groups)
     if len(key_groups_of_partition(partition, log.partitions, log.key_groups)) > 1:
         raise ConfigError(
-            "the partition of this key group holds others, whose owners would be fenced",
+            "the partition of this key group has others, whose owners would be fenced",
             key_group=key_group,
             partition=partition,
             hint="Make the log with as many partitions as key groups",
@@ -200,7 +201,7 @@ def _partition_alone(log: Descriptor, key_group: int) -> int:
 
 
 def _check_directory(backend: BackendKind | str, directory: str | PathLike[str] | None) -> None:
-    """Raise ConfigError unless this backend goes with this directory, or with none."""
+    """Raise ConfigError if the backend needs a directory and has none, or has one that it does not need."""
     if parse_enum(BackendKind, "backend", backend) is BackendKind.ROCKSDB:
         require_rocksdict()
         if directory is None:

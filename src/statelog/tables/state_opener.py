@@ -1,13 +1,14 @@
-"""`StateOpener`: the one way to open a state: what is kept (`KeptState`) is brought up to date, or it is made anew
-beside it: a whole one by a recovery, or an empty store that stands on the newest snapshot. Each step, with "if we die
+"""`StateOpener`: opens the state of a table. It brings an `ExistingState` up to date, or makes a new one next to it.
+
+A new state is a whole one from a recovery, or an empty store above the newest snapshot. Each step, with "if we die
 here": docs/protocol-table.md, 5 to 9 and R1 to R5.
 
 Invariants:
-- A database is used only if its place is part of the history below the place that it has to come to. An owner looks
-  before its Open, which would stand where the lost records did.
-- A database that proves a loss is the only copy of what was lost: it is left untouched, and reported, until a person
-  has accepted the loss, and is never deleted then.
-- A database that is made is renamed to its place once all that was committed behind its snapshot is in it.
+- A database is used only if its place is part of the history below the place that it has to reach. An owner checks that
+  before its Open, which could take the offset of a lost record.
+- A database that proves a loss is the only copy of the lost changes. It stays untouched, and is reported, until a
+  person has accepted the loss; even then it is never deleted.
+- A new database is renamed to its place once it has everything that was committed after its snapshot.
 - A base is held from before its commits are read until the state has it.
 """
 
@@ -57,15 +58,17 @@ if TYPE_CHECKING:
 
 
 class Unfit(NamedTuple):
-    """Why a database cannot be used, and whether it may have what a person has given up: then nothing deletes it."""
+    """Why a database cannot be used. With `has_lost` it may have changes that a person accepted as lost, and is never
+    deleted.
+    """
 
     reason: str
     has_lost: bool = False
 
 
-_LOST = Unfit("the ledger lost what it was built on, which a person has accepted", has_lost=True)
-_GONE = Unfit("it is of topics that are gone, which a person has accepted", has_lost=True)
-_OTHER_LOSSES = Unfit("a loss was accepted since, and what was lost may be in it", has_lost=True)
+_LOST = Unfit("the ledger lost records below its place, which a person has accepted", has_lost=True)
+_OTHER_TOPICS = Unfit("its topics were lost, which a person has accepted", has_lost=True)
+_OTHER_LOSSES = Unfit("a loss was accepted since, and it may have the lost changes", has_lost=True)
 _FIT = Unfit("")
 
 
@@ -73,10 +76,11 @@ _FIT = Unfit("")
 class OpenReport:
     """How a table was opened.
 
-    `position` is that of the state, at or above the owner's Open. `from_position` is where the local directory was, and
-    only what was committed behind it was read; None if the state was made again. `rows_read` counts the rows that were
-    read before the table opened: of the whole state, or of what was committed behind the directory or the snapshot.
-    `set_aside` is where a directory that could not be used is now, and `reason` says why.
+    `position`: of the state, at or above the owner's Open.
+    `from_position`: of the local directory, from which on commits were read; None if the state was rebuilt.
+    `rows_read`: rows read before the table opened, of the whole state or of commits after directory or snapshot.
+    `set_aside`: the new path of a directory that could not be used.
+    `reason`: why it could not be used.
     """
 
     position: int
@@ -88,8 +92,9 @@ class OpenReport:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wanted:
-    """The state that is wanted: its place, its values, and what says so: an owner whose Open stands, or for who owns
-    nothing a recovery of that place. `folding` is what the Open has read of the ledger: nothing is folded again.
+    """The wanted state: its place and values, as an owner with a valid Open has them, or for a standby a recovery.
+
+    `folding`: what the Open has folded of the ledger, so that nothing is folded twice.
     """
 
     place: StatePlace
@@ -100,13 +105,13 @@ class Wanted:
 
     @classmethod
     def by(cls, writer: Writer, folding: Folding | None = None) -> "Wanted":
-        """An owner's: since its Open nothing can have changed its key groups, so that is its place, too."""
+        """Return the state that an owner wants: at its Open, since which nobody can have changed its key groups."""
         return cls(
             place=StatePlace.of(writer), values=ValueRule(writer.grant.value_schema), writer=writer, folding=folding
         )
 
     def check_final(self, read: LedgerState) -> None:
-        """Raise Fenced if what was read, up to there, is not the state at the owner's Open: another one came behind."""
+        """Raise Fenced if a newer owner's Open is in the ledger that was read, so that the state is another's."""
         grant = None if self.writer is None else self.writer.grant
         if grant is not None and read.is_overtaken(grant.epoch, grant.partitions):
             raise Fenced(
@@ -118,9 +123,13 @@ class Wanted:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class KeptState:
-    """What is there: a `store` that can be used, or why there is none. `place` is how far the database is, if it says
-    so. `in_use`: it is read until another one is made; called with the place of that, it closes it, and says why.
+class ExistingState:
+    """The state of an earlier process: a `store` that can be used, or why there is none.
+
+    `place`: of the database, if it has one.
+    `values`: the values that it has to have.
+    `may_lack`: a part of the state may be in a snapshot only.
+    `in_use`: closes a state that is read until its replacement is made, given the place of that, and returns why.
     """
 
     store: "RocksdbStore | None" = None
@@ -131,29 +140,29 @@ class KeptState:
     in_use: Callable[[StatePlace], Unfit] | None = None
 
     @classmethod
-    def found(cls, setup: TableSetup, values: ValueRule, *, may_lack: bool = False) -> "KeptState":
-        """Open the database that is there, and compare its place with the ledger; the directory closes what is open.
+    def found(cls, setup: TableSetup, values: ValueRule, *, may_lack: bool = False) -> "ExistingState":
+        """Open the existing database, if any, and compare its place with the ledger. The directory closes it.
 
-        `values`: those that the state has to have. `may_lack`: a part of the state may be in a snapshot only. Raises
-        BeyondEnd or AnchorMismatch if it proves a loss that nobody has accepted, StorageFull, Damaged, Unavailable.
+        Raises BeyondEnd or AnchorMismatch if it proves a loss that nobody has accepted, StorageFull, Damaged,
+        Unavailable.
         """
         store, unfit, place = None, _FIT, None
         if setup.directory is not None:
             setup.directory.drop_unsynced(setup.environment.boot_id())
             if is_there(setup.directory.database):
-                store, unfit, place = _judged(setup, setup.directory, values, may_lack=may_lack)
+                store, unfit, place = _examined(setup, setup.directory, values, may_lack=may_lack)
         return cls(store=store, unfit=unfit, place=place, values=values, may_lack=may_lack)
 
-    def with_values(self, setup: TableSetup, values: ValueRule) -> "KeptState":
-        """The same for these values, found again if they are of another schema. Raises as `found`."""
+    def with_values(self, setup: TableSetup, values: ValueRule) -> "ExistingState":
+        """Return the same for these values, found again if their schema differs. Raises the errors of `found`."""
         if self.values is None or self.values.schema == values.schema:
             return self
         if self.store is not None:
             self.store.close()
-        return KeptState.found(setup, values, may_lack=self.may_lack)
+        return ExistingState.found(setup, values, may_lack=self.may_lack)
 
     def replaced(self, unfit: Unfit, place: StatePlace) -> Unfit:
-        """Why it is replaced by a state that was made at this place; closes what is in use."""
+        """Return why a state that was made at `place` replaces it. Closes a state in use."""
         if self.in_use is not None:
             return self.in_use(place)
         has_lost = self.place is not None and self.place.may_have_lost(place)
@@ -161,25 +170,25 @@ class KeptState:
 
 
 class StateOpener:
-    """Opens the state of a table that is wanted, in its directory or in a dict, once. `beat` is often called."""
+    """Opens the wanted state of a table once, in its directory or in a dict. `on_step` is called often."""
 
-    def __init__(self, setup: TableSetup, wanted: Wanted, *, beat: Callable[[], None] = lambda: None) -> None:
-        self._setup, self._wanted, self._beat = setup, wanted, beat
+    def __init__(self, setup: TableSetup, wanted: Wanted, *, on_step: Callable[[], None] = lambda: None) -> None:
+        self._setup, self._wanted, self._on_step = setup, wanted, on_step
         self._recovery = replace(setup.settings.recovery, value_schema_id=wanted.values.schema.id)
         self._base: BaseSnapshot | None = None
 
-    def open(self, kept: KeptState) -> tuple[State, OpenReport]:
-        """The state, of what was kept or made beside it, and how it was opened.
+    def open(self, existing: ExistingState) -> tuple[State, OpenReport]:
+        """Open the state, existing or new, and report how.
 
         Raises BeyondEnd or AnchorMismatch for a proof of loss; Fenced, Damaged, NotFound, StorageFull, Unavailable.
         """
-        kept = kept.with_values(self._setup, self._wanted.values)
+        existing = existing.with_values(self._setup, self._wanted.values)
         with ExitStack() as undo:
-            undo.callback(self._let_go)
-            found = self._brought(kept)
+            undo.callback(self._release_base)
+            found = self._caught_up(existing)
             if isinstance(found, Unfit):
                 made, rows = self._make()
-                found = self._placed(made, rows, kept.replaced(found, self._wanted.place))
+                found = self._put_in_place(made, rows, existing.replaced(found, self._wanted.place))
             store, report = found
             state = State(store, self._setup.keys, self._wanted.values, self._base)
             undo.callback(state.close)
@@ -187,13 +196,13 @@ class StateOpener:
             undo.pop_all()
         return state, replace(report, rows_read=report.rows_read + loaded)
 
-    # ---- what is kept
+    # ---- an existing state
 
-    def _brought(self, kept: KeptState) -> tuple[Store, OpenReport] | Unfit:
-        """What was kept, brought to the place, and a snapshot with what it lacks; or why there is none."""
-        store, wanted = kept.store, self._wanted.place
+    def _caught_up(self, existing: ExistingState) -> tuple[Store, OpenReport] | Unfit:
+        """Bring an existing store to the wanted place, with a base for its missing part; or return why it is unfit."""
+        store, wanted = existing.store, self._wanted.place
         if store is None:
-            return kept.unfit
+            return existing.unfit
         with ExitStack() as undo:
             undo.callback(store.close)
             place = store.place
@@ -207,14 +216,15 @@ class StateOpener:
                 return Unfit("the log was truncated past it")
             self._setup.environment.crash("caught-up")
             store.move(wanted)
-            if store.missing and not self._stands(store.first_position):
-                return Unfit("what it lacks is in no snapshot any more")
+            if store.missing and not self._take_base(store.first_position):
+                return Unfit("no snapshot has its missing part any more")
             undo.pop_all()
         return store, OpenReport(position=wanted.position, from_position=place.position, rows_read=rows)
 
     def _read_behind(self, store: Store, start: int, folding: Folding | None) -> int:
-        """Load what was committed behind a position, and return how many rows. Raises OffsetGone, NotFound if the log
-        holds it no more.
+        """Load everything committed after a position, and return the number of rows.
+
+        Raises OffsetGone, NotFound if the log does not have it any more.
         """
         rows, plan = 0, self._changes_since(start, folding)
         self._wanted.check_final(plan.state)
@@ -224,11 +234,11 @@ class StateOpener:
                 for table in tables:
                     store.load(table)
                     rows += table.num_rows
-                    self._beat()
+                    self._on_step()
         return rows
 
     def _changes_since(self, start: int, folding: Folding | None) -> Plan:
-        """The plan of what was committed behind a position; of what the Open has folded, if that holds it all."""
+        """Plan the commits after a position, from what the Open has folded if that has them all."""
         groups, schema_id = self._setup.keys.owned, self._wanted.values.schema.id
         if folding is not None and folding.start <= start:
             self._setup.environment.run(warn_if_aged, self._setup.log, folding)
@@ -250,12 +260,12 @@ class StateOpener:
             seen=[self._wanted.place.ledger],
         )
 
-    # ---- what is made
+    # ---- a new state
 
     def _make(self) -> tuple[Store, int]:
-        """Make the state, and return it, closed if it is on a disk, and how many rows were read."""
+        """Make a new state, closed if it is on a disk, and return it with the number of rows read."""
         is_first = self._wanted.writer is None or self._setup.settings.loading is Loading.FIRST
-        foldings = chain([self._wanted.folding], repeat(None))  # The next try asks for the newest snapshot.
+        foldings = chain([self._wanted.folding], repeat(None))  # A retry takes the newest snapshot.
         partial = None if is_first else planned_anew(lambda: self._partial(next(foldings)))
         store, rows = self._whole() if partial is None else partial
         try:
@@ -268,15 +278,16 @@ class StateOpener:
         return store, rows
 
     def _partial(self, folding: Folding | None) -> tuple[Store, int] | None:
-        """A store that misses what the newest snapshot has, with what was committed behind that, and how many rows that
-        was; None if there is no snapshot. Raises OffsetGone, NotFound if the log moved on.
+        """Make a store of the commits after the newest snapshot, which has the rest. Return it with the number of rows.
+
+        None if there is no snapshot. Raises OffsetGone, NotFound if the log was truncated meanwhile.
         """
         log, keys, directory = self._setup.log, self._setup.keys, self._setup.directory
         manifest = log.manifests.newest() if folding is None else folding.base
         if manifest is None or not make_plan(log.descriptor, manifest, manifest, (), keys.owned).runs:
             return None
         with ExitStack() as undo:
-            undo.callback(self._let_go)
+            undo.callback(self._release_base)
             missing = Missing(manifest.position, frozenset(keys.groups))
             if directory is None:
                 store: Store = DictStore(keys, self._wanted.values, {}, missing)
@@ -284,7 +295,7 @@ class StateOpener:
                 directory.begin()
                 store = _database(self._setup, self._wanted.values, directory.unfinished, missing)
             undo.callback(store.close)
-            if not self._stands(manifest.position, manifest):
+            if not self._take_base(manifest.position, manifest):
                 raise OffsetGone("the snapshot was cleaned up while a table was opened", log=log.name)
             rows = self._read_behind(store, manifest.position, folding)
             self._setup.environment.crash("tail-folded")
@@ -293,7 +304,7 @@ class StateOpener:
 
     def _whole(self) -> tuple[Store, int]:
         values, directory = self._wanted.values, self._setup.directory
-        with self._wanted.recovery or Recovery(self._planned(), self._recovery, lambda _: self._beat()) as recovery:
+        with self._wanted.recovery or Recovery(self._planned(), self._recovery, lambda _: self._on_step()) as recovery:
             if directory is None:
                 store = DictStore.recovered(recovery, self._setup.keys, values)
                 self._wanted.check_final(recovery.plan.state)
@@ -305,7 +316,7 @@ class StateOpener:
         return _database(self._setup, values, directory.unfinished), rows
 
     def _planned(self) -> HeldPlan:
-        """The state at the place or above: at the Open, of what that has folded."""
+        """Plan the recovery of the state at the wanted place or above, from what the Open has folded, if anything."""
         folding, settings, groups = self._wanted.folding, self._recovery, self._setup.keys.owned
         plan = None if folding is None else plan_of(self._setup.log, folding, groups)
         seen, attempts = [self._wanted.place.ledger], settings.attempts
@@ -313,8 +324,8 @@ class StateOpener:
             HeldPlan, self._setup.log, terms_of(settings), None, groups, seen=seen, attempts=attempts, plan=plan
         )
 
-    def _placed(self, made: Store, rows: int, unfit: Unfit) -> tuple[Store, OpenReport]:
-        """What was made, in its place; the one that is there is set aside, loudly, and the reason says why."""
+    def _put_in_place(self, made: Store, rows: int, unfit: Unfit) -> tuple[Store, OpenReport]:
+        """Put a new state in its place, and report it. An unfit database is set aside, with a warning."""
         aside, directory, environment = None, self._setup.directory, self._setup.environment
         if directory is not None:
             if unfit != _FIT:
@@ -326,10 +337,13 @@ class StateOpener:
         position = self._wanted.place.position
         return made, OpenReport(position=position, rows_read=rows, set_aside=aside, reason=unfit.reason)
 
-    # ---- what a snapshot has
+    # ---- the base
 
-    def _stands(self, first_position: int, manifest: Manifest | None = None) -> bool:
-        """Whether a store with the changes from a position on has a base: this snapshot, or the newest that will do."""
+    def _take_base(self, first_position: int, manifest: Manifest | None = None) -> bool:
+        """Hold a base for a store with the changes from a position on: this snapshot, or the newest eligible one.
+
+        Return False if there is none.
+        """
         writer = self._wanted.writer
         assert writer is not None
         eligibility = Eligibility(
@@ -345,18 +359,18 @@ class StateOpener:
         )
         moves = self._setup.settings.loading is Loading.ON_DEMAND
         self._base = BaseSnapshot(access, eligibility, lambda: writer.grant.epoch, moves=moves)
-        is_there = self._base.claim(manifest)
-        if not is_there:
-            self._let_go()
-        return is_there
+        is_held = self._base.claim(manifest)
+        if not is_held:
+            self._release_base()
+        return is_held
 
-    def _let_go(self) -> None:
+    def _release_base(self) -> None:
         base, self._base = self._base, None
         if base is not None:
             base.release()
 
     def _load(self, state: State) -> int:
-        """Load what is missing, or begin to; how many rows were read."""
+        """Load the missing part, or begin to. Return the number of rows read."""
         if self._base is None or self._setup.settings.loading is Loading.ON_DEMAND:
             return 0
         if self._setup.settings.loading is Loading.FIRST:
@@ -368,17 +382,17 @@ class StateOpener:
 def _database(
     setup: TableSetup, values: ValueRule, path: Path | None = None, missing: Missing | None = None
 ) -> "RocksdbStore":
-    """The database of a setup with a directory, or the one at this path that lacks what is `missing`."""
+    """Open the database of a setup with a directory, or the one at `path`, without the `missing` part."""
     from statelog.tables.state.rocksdb import RocksdbStore
 
     assert setup.directory is not None
     return RocksdbStore(setup.directory, setup.keys, values, setup.settings, path, missing)
 
 
-def _judged(
+def _examined(
     setup: TableSetup, directory: StateDirectory, values: ValueRule, *, may_lack: bool
 ) -> "tuple[RocksdbStore | None, Unfit, StatePlace | None]":
-    """The database that is there, or why it cannot be used; and its place, if it says so."""
+    """Open the existing database, or return why it cannot be used; and its place, if it has one."""
     if directory.damage:
         return None, Unfit(f"it was found damaged: {directory.damage}"), None
     wanted, place = table_record(setup.log.descriptor, values.schema, setup.keys.owned), None
@@ -387,11 +401,11 @@ def _judged(
             store = _database(setup, values)
             undo.callback(store.close)
             unfit = Unfit(difference(store.record, wanted))
-            if is_of_log(store.record, wanted):  # Of another share or schema it proves a loss all the same.
+            if is_of_log(store.record, wanted):  # With another share or schema it still proves a loss.
                 place = store.place
                 unfit = _LOST if _is_lost(setup.log, directory, place) else unfit
             elif setup.log.descriptor.made_with is not None and not is_of_topics(store.record, wanted):
-                unfit = _GONE
+                unfit = _OTHER_TOPICS
         except Corrupt as error:
             return None, Unfit(error.message), place
         if unfit == _FIT and store.missing and not may_lack:
@@ -403,17 +417,17 @@ def _judged(
 
 
 def _is_lost(log: Log, directory: StateDirectory, place: StatePlace) -> bool:
-    """Whether a place is none of the ledger's any more, as a person has accepted.
+    """Return whether the ledger lost a place, and a person has accepted that.
 
-    Raises BeyondEnd or AnchorMismatch if nobody has, BrokerUnavailable for an old answer of Kafka's.
+    Raises BeyondEnd or AnchorMismatch if nobody has accepted it, BrokerUnavailable if Kafka's answer is old.
     """
     end = log.ledger.end(at_least=place.position)
     facts: dict[str, Any] = {
         "path": str(directory.database),
         "position": place.position,
         "ledger_position": end,
-        "hint": "The ledger lost commits that were acknowledged, and the directory has them: restore the topic, or "
-        "move the directory away, and go on without them",
+        "hint": "The ledger lost acknowledged commits, and the directory has them. Restore the topic; or move the "
+        "directory away, to go on without them",
     }
     if place.position > end:
         raise BeyondEnd("the local state is ahead of the ledger", **facts)

@@ -368,7 +368,7 @@ def test_a_standby_that_stood_still(rig: TwinRig, tmp_path: Path, is_promoted: b
             _elsewhere(rig, 1)
             tables.roll_up(tmp_path)
         _age(rig, standby.position)
-        with told("made anew: a loss was accepted"):
+        with told("rebuilt: a loss was accepted"):
             if is_promoted:
                 followed: Any = standby.promote()
             else:

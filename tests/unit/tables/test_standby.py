@@ -110,7 +110,7 @@ def test_truncated_past_it(tables: TableRig, tmp_path: Path, when: str) -> None:
     """Without a lease the log goes on without it: it is made anew, loudly, as it follows and as it is promoted."""
     with _filled(tables) as table, tables.standby(settings=UNHELD) as standby:
         _truncate(tables, tmp_path, table)
-        with told("made anew"):
+        with told("is rebuilt"):
             other = standby.promote() if when == "promote" else standby
             assert when == "promote" or standby.refresh()
         with other:
@@ -142,7 +142,7 @@ def test_a_state_that_nobody_wants_any_more(tables: TableRig, tmp_path: Path, mo
     assert isinstance(tables.rig, TwinRig)
     monkeypatch.setattr(follower, "GRACE_S", 0.01)
     root, environment = MemoryStore(tables.rig.disk, "log", faults=slow), Environment(crash=points.append, start=start)
-    with _filled(tables) as table, told("made anew"):
+    with _filled(tables) as table, told("is rebuilt"):
         standby = tables.standby(kafka=kafka, root=root, settings=UNHELD, poll_s=0.01, environment=environment)
         kafka.is_away = True
         _truncate(tables, tmp_path, table)

@@ -36,12 +36,12 @@ def test_kept_and_promoted(rig: TwinRig) -> None:
     """They are made once the group has settled, for what is wanted and not held; and become the table."""
     now_s = [0.0]
     pool = StandbyPool([0, 1, 2], lambda partition: _standby(rig, partition), lambda: now_s[0])
-    pool.keep(lambda _: False)
+    pool.maintain(lambda _: False)
     pool.decided()
-    pool.keep(lambda _: False)
+    pool.maintain(lambda _: False)
     assert not pool.open
     now_s[0] = 5.0
-    pool.keep(lambda partition: partition == 2)
+    pool.maintain(lambda partition: partition == 2)
     wait_for(lambda: len(pool.open) == 2)
     assert [standby[b"k"] for standby in pool.open.values()] == [b"0", b"1"]
     assert pool.promote(2) is None
@@ -53,7 +53,7 @@ def test_kept_and_promoted(rig: TwinRig) -> None:
     assert list(pool.open) == [0]
     table.close()
     now_s[0] = 100.0
-    pool.keep(lambda partition: partition == 2)
+    pool.maintain(lambda partition: partition == 2)
     wait_for(lambda: len(pool.open) == 2)
     assert pool.open[1][b"k"] == b"2"
     pool.close()
@@ -74,13 +74,13 @@ def test_what_does_not_open(rig: TwinRig) -> None:
     pool.decided()
     for turn in (1, 2):
         now_s[0] = 20.0 * turn
-        pool.keep(lambda _: False)
+        pool.maintain(lambda _: False)
         wait_for(lambda: len(asked) == turn)  # noqa: B023 - it is over before the next turn
         with told("no answer"):
             assert pool.promote(0) is None
     is_broken[0] = False
     now_s[0] = 60.0
-    pool.keep(lambda _: False)
+    pool.maintain(lambda _: False)
     wait_for(lambda: len(pool.open) == 1)
     pool.close()
 
@@ -98,7 +98,7 @@ def test_an_end_that_is_interrupted(rig: TwinRig) -> None:
     pool = StandbyPool([0, 1], opened, lambda: now_s[0])
     pool.decided()
     now_s[0] = 10.0
-    pool.keep(lambda _: False)
+    pool.maintain(lambda _: False)
     wait_for(lambda: len(pool.open) == 1)
     threading.Timer(0.2, os.kill, [os.getpid(), signal.SIGINT]).start()
     with pytest.raises(KeyboardInterrupt):
@@ -114,7 +114,7 @@ def test_promoted_while_it_ends(rig: TwinRig, monkeypatch: pytest.MonkeyPatch) -
     pool = StandbyPool([0], lambda partition: _standby(rig, partition), lambda: now_s[0])
     pool.decided()
     now_s[0] = 10.0
-    pool.keep(lambda _: False)
+    pool.maintain(lambda _: False)
     wait_for(lambda: len(pool.open) == 1)
     promote = Standby.promote
 

@@ -146,7 +146,7 @@ def test_an_input_without_an_id() -> None:
     twin = Twin()
     twin.cluster = ProviderCluster(Provider(name="without ids", has_topic_ids=False))
     twin.create_topic("words")
-    with pytest.raises(UnsafeTopic, match="if it is made anew"):
+    with pytest.raises(UnsafeTopic, match="if it is re-created"):
         statelog.worker("counts", twin.where(), topic="words", create=True)
 
 
@@ -170,7 +170,7 @@ def test_an_input_that_is_another_one_now() -> None:
     with pytest.raises(ConfigError, match="it has grown") as grown:
         INPUT.check_is(replace(INPUT, partitions=4))
     assert (grown.value.facts["partitions"], grown.value.facts["key_groups"]) == (4, 3)
-    assert "go on in a new log" in grown.value.hint
+    assert "begin with a new log" in grown.value.hint
 
 
 @pytest.mark.parametrize(("rule", "partitions", "key_groups"), [("crc32", 3, 3), ("caller", 2, 3), ("caller", 4, 4)])
@@ -200,7 +200,7 @@ def _log(rule: str, partitions: int, key_groups: int) -> Descriptor:
 
 
 def _take(roster: OpenSchedule, partition: int) -> None:
-    roster.gone([partition])
+    roster.taken([partition])
 
 
 def _roster(*partitions: int) -> OpenSchedule:
@@ -213,10 +213,10 @@ def test_assigned_partitions_are_opened_once() -> None:
     """Each is due at once, until it has a table, or the group takes it."""
     roster = _roster(0, 1, 2)
     opened: list[int] = []
-    roster.gone([1])
+    roster.taken([1])
     while (vacancy := roster.due(0.0)) is not None:
         opened.append(vacancy.partition)
-        assert not vacancy.asks
+        assert not vacancy.checks_group
         roster.opened(vacancy.partition)
     assert opened == [0, 2]
 
@@ -234,7 +234,7 @@ def test_failures_in_a_row(error: StatelogError) -> None:
         assert roster.due(100.0) is None
         vacancy = roster.due(105.0)
         assert vacancy is not None
-        assert (vacancy.asks, vacancy.offset) == (isinstance(error, Fenced), 7)
+        assert (vacancy.checks_group, vacancy.offset) == (isinstance(error, Fenced), 7)
         with pytest.raises(type(error)):
             roster.failed(1, error, 100.0)
 
@@ -247,13 +247,13 @@ def test_who_was_fenced_asks_first() -> None:
     for now_s in (10.0, 20.0):
         vacancy = roster.due(now_s)
         assert vacancy is not None
-        assert (vacancy.asks, vacancy.offset) == (True, 7)
-        roster.asked(1, now_s, is_current=False)
+        assert (vacancy.checks_group, vacancy.offset) == (True, 7)
+        roster.checked(1, now_s, is_current=False)
         assert roster.due(now_s) is None
-    roster.asked(1, 30.0, is_current=True)
+    roster.checked(1, 30.0, is_current=True)
     vacancy = roster.due(30.0)
     assert vacancy is not None
-    assert not vacancy.asks
+    assert not vacancy.checks_group
 
 
 def test_failures_that_are_for_a_person() -> None:
@@ -263,15 +263,15 @@ def test_failures_that_are_for_a_person() -> None:
 
 
 def test_a_directory_that_another_process_has() -> None:
-    """It is waited for, and after a while the table opens beside it; no error ends the worker."""
+    """It is waited for, and after a while the table opens in a directory of its own; no error ends the worker."""
     roster = _roster(1)
     for now_s in range(100):
         roster.failed(1, LogInUse("x"), float(now_s))
         vacancy = roster.due(now_s + 1.0)
         assert vacancy is not None
-        assert vacancy.beside is (now_s >= IN_USE_MAX_S)
+        assert vacancy.in_own_directory is (now_s >= IN_USE_MAX_S)
     roster.opened(1)
     roster.failed(1, LogInUse("x"), 100.0)
     vacancy = roster.due(101.0)
     assert vacancy is not None
-    assert not vacancy.beside
+    assert not vacancy.in_own_directory

@@ -1,16 +1,16 @@
-"""`Assignment`: the tables of the partitions that the group gave this process: opened, committed, given up.
+"""`Assignment`: the tables of the partitions that the group gave this process: opened, committed, closed.
 
-    assigned    noted; opened beside the loop, several at once, each placed at its progress: schedule.py
-    revoked     committed, all at once, and closed, before the group may give them to another; what is being opened, too
-    lost        closed without a commit: another may have them already
+    assigned    noted; tables open on other threads, several at once, each at its progress: schedule.py
+    revoked     committed, all at once, and closed, before the group may give them to another; opening ones, too
+    lost        closed without a commit: another process may have them already
     failed      closed, and opened again a little later: schedule.py
 
 Invariants:
-- In a call of the group nothing begins to open, and no client of the group is used.
-- Each table opens on a thread of its own. One that is open is adopted by the worker's thread, in the order in which
-  they were begun, and used there, hooks included; or closed, also if nobody waits for it any more.
+- In a callback of the group no table begins to open, and no client of the group is used.
+- Each table opens on a thread of its own. The worker's thread adopts the open ones in the order in which they began,
+  and uses them there, hooks included. A table that nobody waits for any more is closed.
 - A partition is read only while its table is open, from the place that the table's progress names.
-- What no commit holds is dropped with its table, and the next one to open it reads it again.
+- Uncommitted changes are dropped with their table, and its next owner reads their input again.
 """
 
 import logging
@@ -28,14 +28,14 @@ from statelog.tables.group.schedule import AssignedPartition, OpenSchedule, Part
 
 _LOG = logging.getLogger("statelog.tables")
 _AT_ONCE = 4
-"""So many tables open at the same time: most of the time they wait for answers, but each may recover a state."""
+"""The most tables that open at the same time: they mostly wait for answers, but each may recover a state."""
 _PUBLISH_S = 1.0
 _LAST_COMMITS = 2
-"""What `on_commit` changes behind the last commit of a partition is committed, too."""
+"""The second one commits the changes of `on_commit` after the last commit of a partition."""
 
 
 class Assignment:
-    """Of one worker; it is the listener of its own member of the group, which `close` leaves."""
+    """The assigned partitions of one worker. It listens to its own member of the group; `close` leaves the group."""
 
     def __init__(self, context: WorkerContext) -> None:
         self.held: dict[int, AssignedPartition] = {}
@@ -49,47 +49,47 @@ class Assignment:
         self._publish_s = -math.inf
         self._published: dict[int, int] = {}
         self.member = context.join(self, lambda text: _LOG.info("input %s: %s", self._topic, text))
-        self._standbys.decided()  # To have nothing: not every group says so.
+        self._standbys.decided()  # The first decision is to have nothing: not every group says so.
 
     # ---- what the group decides
 
     def assigned(self, partitions: Sequence[int]) -> None:
-        """Note them."""
+        """Schedule the opening of these partitions."""
         if partitions:
             _LOG.info("partitions %s of %s are this worker's", list(partitions), self._topic)
         self._standbys.decided()
         self._schedule.assigned(partitions)
 
     def revoked(self, partitions: Sequence[int]) -> None:
-        """Commit what is processed of them, and close their tables."""
-        _LOG.info("partitions %s of %s are given up", list(partitions), self._topic)
-        self._gone(partitions, commits=True)
+        """Commit their processed messages, and close their tables."""
+        _LOG.info("partitions %s of %s are revoked", list(partitions), self._topic)
+        self._taken(partitions, commits=True)
 
     def lost(self, partitions: Sequence[int]) -> None:
-        """Close their tables: what a commit of them would say is another's to say."""
+        """Close their tables without a commit: another process may own them."""
         _LOG.warning("partitions %s of %s were lost to the group", list(partitions), self._topic)
-        self._gone(partitions, commits=False)
+        self._taken(partitions, commits=False)
 
-    def _gone(self, partitions: Sequence[int], *, commits: bool) -> None:
+    def _taken(self, partitions: Sequence[int], *, commits: bool) -> None:
         self._standbys.decided()
-        self._schedule.gone(partitions)
+        self._schedule.taken(partitions)
         self._context.environment.crash("revoked")
         with ExitStack() as ending:
             ending.callback(self._drop_begun, partitions)
-            self._give_up(partitions, commits=commits)
+            self._close_tables(partitions, commits=commits)
         self._context.environment.crash("given-up")
 
     def refused(self, partition: int, reason: str) -> None:
-        """Its place is not there: to open it again says what was lost."""
-        _LOG.warning("the place of partition %d of %s is refused: %s", partition, self._topic, reason)
+        """Drop a table whose place in the input does not exist: opening it again shows what was lost."""
+        _LOG.warning("the broker refused the place in partition %d of %s: %s", partition, self._topic, reason)
         assigned = self.held.get(partition)
         if assigned is not None:
-            error = BrokerUnavailable(f"the place in the input is refused: {reason}", partition=partition)
+            error = BrokerUnavailable(f"the broker refused the place in the input: {reason}", partition=partition)
             self._failed(assigned, error)
 
     def ended(self, partition: int, end_offset: int) -> None:
-        """Only transaction markers and aborted records lie between the last record and this end. They count as
-        processed: otherwise their truncation would look like a loss.
+        """Count everything below this end as processed: after the last message there are only transaction markers and
+        aborted records, whose truncation would look like a loss.
         """
         assigned = self.held.get(partition)
         if assigned is not None:
@@ -98,9 +98,9 @@ class Assignment:
     # ---- between two polls
 
     def serve(self) -> bool:
-        """Begin to open the table that is due, and take the next one that is open, if any; whether there may be more.
-        Raises ConfigError, Damaged, NotFound; Fenced, PersistFailed, OutcomeUnknown, Unavailable if they come again and
-        again.
+        """Begin to open the table that is due, and adopt the next open one. Return whether there may be more.
+
+        Raises ConfigError, Damaged, NotFound. Raises Fenced, PersistFailed, OutcomeUnknown, Unavailable if they repeat.
         """
         if self._stopped:
             self.member.stop(sorted(self._stopped))
@@ -108,12 +108,12 @@ class Assignment:
         vacancy = self._schedule.due(self._clock(), self._begun) if len(self._begun) < _AT_ONCE else None
         if vacancy is not None:
             self._begin(vacancy)
-        elif not self.is_opening:  # Which might promote a standby meanwhile.
-            self._standbys.keep(lambda one: one in self.held or one in self._schedule.partitions)
+        elif not self.is_opening:  # An opening might promote a standby meanwhile.
+            self._standbys.maintain(lambda one: one in self.held or one in self._schedule.partitions)
         return self._take() or vacancy is not None
 
     def tick(self) -> None:
-        """Call `on_tick` for those that are due."""
+        """Call `on_tick` for the tables whose tick is due."""
         if self._hooks.on_tick is None:
             return
         now_s = self._clock()
@@ -129,18 +129,20 @@ class Assignment:
 
     def _begin(self, vacancy: Vacancy) -> None:
         partition = vacancy.partition
-        if vacancy.asks:
+        if vacancy.checks_group:
             is_current = self.member.is_current(partition, vacancy.offset)
-            self._schedule.asked(partition, self._clock(), is_current=is_current)
+            self._schedule.checked(partition, self._clock(), is_current=is_current)
             if not is_current:
                 return
-        if vacancy.beside:
-            text = "another process has the directory of partition %d, stopped perhaps: it opens beside it"
+        if vacancy.in_own_directory:
+            text = "another process, perhaps a stopped one, has the directory of partition %d: a new one is used"
             _LOG.warning(text, partition)
-        self._begun[partition] = self._context.environment.begin(partial(self._opened, partition, vacancy.beside))
+        self._begun[partition] = self._context.environment.begin(
+            partial(self._opened, partition, vacancy.in_own_directory)
+        )
 
     def _take(self) -> bool:
-        """Adopt the table that was begun first, if it is open; whether it is, or did not open."""
+        """Adopt the table that began to open first, if its opening is over. Return whether it is."""
         partition = next(iter(self._begun), None)
         if partition is None or not self._begun[partition].done():
             return False
@@ -164,26 +166,26 @@ class Assignment:
         assigned.committed_s = self._clock()
         assigned.tick_s = assigned.committed_s + self._hooks.tick_s
         _call(self._hooks.on_open, assigned)
-        assigned.is_told = True
+        assigned.is_announced = True
         return True
 
     def _drop_begun(self, partitions: Iterable[int]) -> None:
-        """Wait for those of these that are being opened, and close their tables."""
+        """Wait for the openings among these partitions, and close their tables."""
         with ExitStack() as closing:
-            gone = {one: self._begun[one] for one in partitions if one in self._begun}
-            for one, future in gone.items():
-                closing.callback(future.add_done_callback, _abandon)  # Later, if whoever waits was interrupted.
+            dropped = {one: self._begun[one] for one in partitions if one in self._begun}
+            for one, future in dropped.items():
+                closing.callback(future.add_done_callback, _abandon)  # Later, if this wait is interrupted.
                 closing.callback(self._begun.pop, one, None)
-            wait(gone.values())
+            wait(dropped.values())
 
-    def _opened(self, partition: int, beside: bool) -> AssignedPartition:
-        """The table of a partition, and where to read on. In another thread than the worker's."""
+    def _opened(self, partition: int, in_own_directory: bool) -> AssignedPartition:
+        """Open the table of a partition, on another thread than the worker's, and find where its input resumes."""
         context = self._context
         source = context.input()
         source.check_covered(context.key_groups)
         table = self._standbys.promote(partition)
         if table is None:
-            table = context.open_table(partition, beside)
+            table = context.open_table(partition, in_own_directory)
         with undone_by_errors(table.__exit__, RuntimeError, None, None):
             progress = None if table.last_commit is None else table.last_commit.metadata
             seen = {} if progress is None else {partition: source.own_offset(progress, partition)}
@@ -193,11 +195,11 @@ class Assignment:
             if progress is None or progress["offset"] != offset:
                 if progress is not None:
                     _LOG.warning(
-                        "input was lost, which is accepted: partition %d of %s goes on from %d, and was at %s",
+                        "input was lost, as accept_loss allows: partition %d of %s resumes at %d, and was at %s",
                         partition, self._topic, offset, progress["offset"],
                     )  # fmt: skip
                 assigned.send(always=True)
-                assigned.wait()  # The place that was chosen is one that no later life chooses otherwise.
+                assigned.wait()  # So that no later owner chooses another place.
                 assigned.has_committed()
             context.environment.crash("table-placed")
             assigned.adopt = table.hand_over()
@@ -206,7 +208,7 @@ class Assignment:
     # ---- commits
 
     def send(self) -> None:
-        """Commit what is new in each table, and wait for nothing but room."""
+        """Commit the news of each table. Waits only if too many commits are pending."""
         held = list(self.held.values())
         if self._is_same_input(held):
             with together():
@@ -214,28 +216,29 @@ class Assignment:
                     self._try(assigned, assigned.send)
 
     def _is_same_input(self, held: Sequence[AssignedPartition]) -> bool:
-        """Whether what is new in them was read from the topic that they name; no if nobody says. Raises
-        IdentityChanged, NotFound, and ConfigError if it has grown.
+        """Return whether their news was read from the topic that they name; False if the cluster does not answer.
+
+        Raises IdentityChanged, NotFound, and ConfigError if the topic has grown.
         """
         if not any(assigned.has_news for assigned in held):
             return True
         try:
             now = self._context.input()
         except Unavailable as error:
-            _LOG.warning("nothing is committed as long as the input %s is not there: %s", self._topic, error)
+            _LOG.warning("nothing is committed while the input %s is unavailable: %s", self._topic, error)
             return False
         for assigned in held:
             assigned.input.check_is(now)
         return True
 
     def step(self) -> bool:
-        """Take the answers to the pending commits that have come. Return whether any is still pending."""
+        """Take the answers to pending commits that have arrived. Return whether any is still pending."""
         waiting = [assigned for assigned in self.held.values() if assigned.is_waiting]
         if waiting:
             with together():
                 for assigned in waiting:
                     self._try(assigned, assigned.step)
-        self._tell([assigned for assigned in waiting if assigned.partition in self.held])
+        self._announce([assigned for assigned in waiting if assigned.partition in self.held])
         self._publish(list(self.held.values()))
         return any(assigned.is_waiting for assigned in waiting)
 
@@ -244,14 +247,14 @@ class Assignment:
         for assigned in list(self.held.values()):
             self._try(assigned, assigned.wait)
         held = list(self.held.values())
-        self._tell(held)
+        self._announce(held)
         self._publish(held)
 
     def _try(self, assigned: AssignedPartition, work: Callable[[], None]) -> None:
-        """Work on a table that may fail: then it is dropped, and opened again later."""
+        """Do some work of a table. If it fails, drop the table, to open it again later."""
         try:
             work()
-        except Exception as error:  # noqa: BLE001 - the schedule knows which of them come out
+        except Exception as error:  # noqa: BLE001 - the schedule raises some of them
             self._failed(assigned, error)
             _LOG.warning("the table of partition %d ended, and is opened again: %s", assigned.partition, error)
 
@@ -261,8 +264,8 @@ class Assignment:
         self._stopped.add(assigned.partition)
         self._schedule.failed(assigned.partition, error, self._clock(), offset)
 
-    def _tell(self, held: Sequence[AssignedPartition]) -> None:
-        """Call `on_commit` for the partitions whose commits have become history since."""
+    def _announce(self, held: Sequence[AssignedPartition]) -> None:
+        """Call `on_commit` for the partitions with a new commit that is history."""
         now_s = self._clock()
         for assigned in held:
             if assigned.has_committed():
@@ -271,7 +274,7 @@ class Assignment:
                 _call(self._hooks.on_commit, assigned)
 
     def _publish(self, held: Sequence[AssignedPartition], *, ends: bool = False) -> None:
-        """Once a second, and where the partitions end here: note the input's ends, and publish the places."""
+        """Note the input's ends, and publish the places, once a second. `ends`: now, as these partitions are closed."""
         now_s = self._clock()
         if ends or now_s >= self._publish_s:
             self._publish_s = now_s + _PUBLISH_S
@@ -283,22 +286,25 @@ class Assignment:
                 self._published.update(places)
 
     def statistics(self) -> list[PartitionStatistics]:
-        """Of every partition that the group gave; from any thread."""
+        """Return the statistics of all assigned partitions. On any thread."""
         now_s, held = self._clock(), dict(self.held)
         vacant = [PartitionStatistics(one) for one in self._schedule.partitions - held.keys()]
         return sorted([*vacant, *(one.statistics(now_s) for one in held.values())])
 
-    # ---- giving up
+    # ---- closing
 
     def close(self, *, commits: bool, but: int | None = None) -> None:
-        """Commit what is processed, unless `commits` is False, and of all but one partition; close; leave the group."""
+        """Commit processed messages, close all tables, and leave the group.
+
+        `commits` False: commit nothing. `but`: commit nothing of this partition.
+        """
         with ExitStack() as ending:
             ending.callback(self._standbys.close)
             ending.callback(self.member.close)
             ending.callback(self._drop_begun, list(self._begun))
-            unsettled = [one for one in self.held if one == but]
-            ending.callback(self._give_up, unsettled, commits=commits, sends=False)
-            self._give_up([one for one in self.held if one != but], commits=commits)
+            half_done = [one for one in self.held if one == but]
+            ending.callback(self._close_tables, half_done, commits=commits, sends=False)
+            self._close_tables([one for one in self.held if one != but], commits=commits)
 
     def _drop(self, held: Sequence[AssignedPartition]) -> None:
         with ExitStack() as dropping:
@@ -306,22 +312,26 @@ class Assignment:
                 dropping.callback(self._end, assigned, assigned.abandon)
 
     def _end(self, assigned: AssignedPartition, close: Callable[[], object]) -> None:
-        """It is held until it is closed, and its hook is told: one whose end was interrupted ends with the worker."""
+        """Call `on_close` and close a table. It is held until both are done: an interrupted end is resumed with the
+        worker's.
+        """
 
         def release() -> None:
             close()
-            if not assigned.is_told:
+            if not assigned.is_announced:
                 self.held.pop(assigned.partition, None)
 
         with ExitStack() as ending:
             ending.callback(release)
-            if assigned.is_told:
-                assigned.is_told = False
+            if assigned.is_announced:
+                assigned.is_announced = False
                 _call(self._hooks.on_close, assigned)
 
-    def _give_up(self, partitions: Iterable[int], *, commits: bool, sends: bool = True) -> None:
-        """Close these tables, with their last commits pending together. Errors that need an operator are raised once
-        all are closed. A fenced or unsettled commit loses nothing: the next owner reads the input again.
+    def _close_tables(self, partitions: Iterable[int], *, commits: bool, sends: bool = True) -> None:
+        """Close these tables, with their last commits pending together.
+
+        Errors that need an operator are raised once all are closed. A fenced or unresolved commit loses nothing: the
+        next owner reads the input again.
         """
         held = [self.held[one] for one in partitions if one in self.held]
         if not commits:
@@ -332,11 +342,11 @@ class Assignment:
                 closing.callback(self._end, assigned, partial(_quietly, assigned, assigned.table.close))
             sends = sends and self._is_same_input(held)
             left = held
-            for turn in range(_LAST_COMMITS):
+            for number in range(_LAST_COMMITS):
                 sent = [assigned for assigned in left if not sends or _quietly(assigned, assigned.send)]
                 left = [assigned for assigned in sent if _quietly(assigned, assigned.wait)]
-                self._tell(left)
-                self._publish(left, ends=turn + 1 == _LAST_COMMITS)
+                self._announce(left)
+                self._publish(left, ends=number + 1 == _LAST_COMMITS)
 
 
 def _abandon(future: "Future[AssignedPartition]") -> None:
@@ -350,12 +360,14 @@ def _call(hook: Hook | None, assigned: AssignedPartition) -> None:
 
 
 def _quietly(assigned: AssignedPartition, work: Callable[[], object]) -> bool:
-    """Whether it succeeded. Errors that need an operator are raised: ConfigError, Damaged, NotFound."""
+    """Do some work, and return whether it succeeded. Raises errors that need an operator: ConfigError, Damaged,
+    NotFound.
+    """
     try:
         work()
     except Exception as error:
         if not passes(error):
             raise
-        _LOG.warning("partition %d was given up without its last commit: %s", assigned.partition, error)
+        _LOG.warning("partition %d was closed without its last commit: %s", assigned.partition, error)
         return False
     return True

@@ -1,10 +1,10 @@
-"""What a worker works with: its input topic, its hooks, and `WorkerContext`, the way to its tables and into its group.
+"""The parts of a worker: its input topic, its hooks, and `WorkerContext`, which opens its tables and joins its group.
 
     progress of a table    {"offset": 42, "topic": "words", "topic_id": "..."}
     hooks                  open ─► on_open ─► messages, on_tick ─► commits, each ─► on_commit ─► ... ─► on_close
 
 Invariants:
-- An offset counts for the topic that it was taken from, and for no other of the same name.
+- An offset counts only for the topic that it was taken from, and not for another of the same name.
 - `on_close` is called once for each `on_open`, whatever ended the table, and whatever else fails.
 """
 
@@ -25,10 +25,8 @@ from statelog.schemas.topic_policy import NO_TOPIC_ID, Waiver
 from statelog.tables.standbys.standby import StandbyPool
 from statelog.tables.table import Table
 
-_MADE_ANEW = "Was it made anew? Offsets of the old one say nothing of it: begin with a new log"
-_GROWN = (
-    "Stop all workers. Keys may be in other partitions now: go on in a new log, which counts the input from its start"
-)
+_RECREATED = "If it was re-created, begin with a new log: offsets of the old topic do not apply to the new one"
+_GROWN = "Stop all workers, and begin with a new log that reads the whole input: keys may be in other partitions now"
 
 
 class InputStart(StrEnum):
@@ -42,12 +40,11 @@ class InputStart(StrEnum):
 class InputTopic:
     """The Kafka topic that workers read, and how: `topic=InputTopic("words", start="latest")`. Raises ConfigError.
 
-    consumer       librdkafka's settings of the group's member: `group.id` (by default the log's name), timeouts, and
-                   `bootstrap.servers` with what belongs to them if the topic is in another cluster than the log. The
-                   assignor is cooperative-sticky unless it says otherwise: with another one, each change in the group
-                   closes every table
+    consumer       librdkafka's settings of the group's member: `group.id` (by default the log's name), timeouts, and,
+                   for a topic in another cluster than the log, `bootstrap.servers` and security. The assignor is
+                   cooperative-sticky by default; with another one, each change in the group closes every table
     start          where a table without any commit begins: "earliest", or "latest"
-    accept_loss    go on with what is there where the topic has lost messages that no table has processed; else an error
+    accept_loss    skip messages that the topic lost before a table processed them, instead of raising an error
     """
 
     name: str
@@ -59,7 +56,7 @@ class InputTopic:
         check_kind("the input topic", self.name, str, example='InputTopic("words"), one topic for each worker')
         check_kind("consumer", self.consumer, Mapping, example='consumer={"group.id": "counts"}')
         object.__setattr__(self, "consumer", dict(self.consumer))
-        check_kind("accept_loss", self.accept_loss, bool, example="True, and what is lost is passed over, or False")
+        check_kind("accept_loss", self.accept_loss, bool, example="True, which skips lost messages, or False")
         object.__setattr__(self, "start", parse_enum(InputStart, "start", self.start))
 
 
@@ -72,25 +69,26 @@ class DescribedInput:
     partitions: int
 
     def progress(self, next_offset: int) -> Metadata:
-        """What a commit says of the input, once everything below that offset is processed."""
+        """Return the progress of a commit that has processed everything below an offset."""
         return {"offset": next_offset, "topic": self.topic, "topic_id": self.topic_id}
 
     def check_is(self, now: "DescribedInput") -> None:
-        """Raise IdentityChanged unless it still is the topic that was described then: offsets are those of one;
-        ConfigError if it has grown: what was read since may be of keys whose state is elsewhere.
+        """Raise IdentityChanged if `now` describes another topic, whose offsets do not apply.
+
+        Raise ConfigError if the topic has grown: messages since may have keys whose state is in another partition.
         """
         if now.topic_id != self.topic_id:
             raise IdentityChanged(
-                "the input was made anew while it was read",
+                "the input was re-created while it was read",
                 topic=self.topic,
                 topic_id=now.topic_id,
                 read_topic_id=self.topic_id,
-                hint=_MADE_ANEW,
+                hint=_RECREATED,
             )
         now.check_covered(self.partitions)
 
     def check_covered(self, key_groups: int) -> None:
-        """Raise ConfigError if it has more partitions than its log has key groups."""
+        """Raise ConfigError if the input has more partitions than its log has key groups."""
         if self.partitions > key_groups:
             raise ConfigError(
                 "the input has more partitions than its log has key groups: it has grown",
@@ -101,9 +99,10 @@ class DescribedInput:
             )
 
     def start_offset(self, progress: Metadata | None, partition: int, available: OffsetRange, topic: InputTopic) -> int:
-        """Where to read a partition on, of which these offsets are there; `progress` is None before the first commit.
+        """Return the offset at which to resume a partition, which has the offsets `available`.
 
-        Raises ConfigError, IdentityChanged; OffsetGone or BeyondEnd unless the loss is accepted.
+        `progress`: of the table's last commit, None before the first. Raises ConfigError, IdentityChanged. Raises
+        OffsetGone or BeyondEnd for a loss that the topic's `accept_loss` does not allow.
         """
         if progress is None:
             return available.start if topic.start is InputStart.EARLIEST else available.end
@@ -115,17 +114,17 @@ class DescribedInput:
             return available.start if is_gone else available.end
         kind, what = (OffsetGone, "starts above") if is_gone else (BeyondEnd, "ends below")
         raise kind(
-            f"the input {what} what was processed: records were lost",
+            f"the input {what} the processed offset: records were lost",
             topic=self.topic,
             partition=partition,
             next_offset=offset,
             log_start=available.start,
             log_end=available.end,
-            hint="Find out what was lost; InputTopic(..., accept_loss=True) goes on with what is there",
+            hint="Find out what was lost; to skip it, set InputTopic(..., accept_loss=True)",
         )
 
     def own_offset(self, progress: Metadata, partition: int) -> int:
-        """The offset in a progress of this topic. Raises ConfigError, IdentityChanged."""
+        """Return the offset in a progress of this topic. Raises ConfigError, IdentityChanged."""
         offset, topic_id = progress.get("offset"), progress.get("topic_id")
         if type(offset) is not int or not isinstance(topic_id, str):
             raise ConfigError(
@@ -143,26 +142,26 @@ class DescribedInput:
                 processed_topic=str(progress.get("topic")),
                 processed_topic_id=topic_id,
                 next_offset=offset,
-                hint=_MADE_ANEW,
+                hint=_RECREATED,
             )
         return offset
 
 
 def describe_input(kafka: Kafka, topic: str) -> DescribedInput:
-    """The input topic, as it is now. Raises NotFound, Unavailable."""
+    """Describe the input topic. Raises NotFound, Unavailable."""
     found = kafka.describe_topic(topic)
     if found is None:
-        raise NotFound(f"there is no topic {topic}", hint="Make the input topic first", topic=topic)
+        raise NotFound(f"there is no topic {topic}", hint="Create the input topic first", topic=topic)
     return DescribedInput(topic=topic, topic_id=found.topic_id, partitions=found.partitions)
 
 
 def check_identified(found: DescribedInput, waived: Collection[Waiver]) -> None:
-    """Raise UnsafeTopic for a topic without an id, unless that is waived: its offsets may be those of one before it."""
+    """Raise UnsafeTopic for a topic without an id, unless that is waived: offsets may be of an earlier topic."""
     if found.topic_id == NO_TOPIC_ID and Waiver.TOPIC_IDS not in waived:
         raise UnsafeTopic(
-            "the brokers of the input give topics no ids: if it is made anew, nobody can tell",
+            "the brokers of the input give topics no ids: if it is re-created, nobody can tell",
             topic=found.topic,
-            hint=f"Waive it by name: allow_unsafe={Waiver.TOPIC_IDS}; then begin with a new log if it is made anew",
+            hint=f"Waive it by name: allow_unsafe={Waiver.TOPIC_IDS}; then begin with a new log if it is re-created",
         )
 
 
@@ -171,36 +170,35 @@ def check_fits(log: Descriptor, found: DescribedInput) -> None:
     if (log.hash_rule, log.partitions, log.key_groups) == (HashRule.CALLER, found.partitions, found.partitions):
         return
     raise ConfigError(
-        "the log does not fit the input: it takes a key group and a partition for each of the input's partitions",
+        "the log does not fit the input: it needs a key group and a partition for each of the input's partitions",
         log=log.name,
         hash_rule=log.hash_rule.value,
         partitions=log.partitions,
         key_groups=log.key_groups,
         topic=found.topic,
         input_partitions=found.partitions,
-        hint="Give the workers a log with a new name, and create=True: its counts of partitions and key groups never "
-        "change",
+        hint="Give the workers a log with a new name, and create=True: a log's partitions and key groups never change",
     )
 
 
 Hook = Callable[[int, Table[Any, Any]], object]
-"""Takes a partition and its table. What it raises comes out of the loop, and ends the worker."""
+"""A function of a partition and its table. An error in it is raised by the loop, and ends the worker."""
 
 Join = Callable[[GroupListener, Callable[[str], None]], GroupMember]
-"""Makes the group member, from who listens to it and where its notes go."""
+"""Make the group member, with a listener, and a function for its notes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerHooks:
-    """What a worker calls, in its own thread, with a partition and its table. Raises ConfigError.
+    """Functions that a worker calls on its own thread, with a partition and its table. Raises ConfigError.
 
     on_open      before the table's first message
-    on_tick      every `tick_s` seconds, whether messages come or not
+    on_tick      every `tick_s` seconds, with or without messages
     on_commit    once commits are history, up to the table's `progress`
     on_close     last, whatever ended the table, which takes no commit any more
 
-    What the others change is in the next commit. What they raise comes out of the loop. A worker's method but `stop` is
-    Misuse inside of them.
+    Changes that the first three make are in the next commit. The loop raises their errors. In a hook, all methods of
+    the worker but `stop` raise Misuse.
     """
 
     on_open: Hook | None = None
@@ -213,7 +211,7 @@ class WorkerHooks:
         for hook in (self.on_open, self.on_tick, self.on_commit, self.on_close):
             if not (hook is None or callable(hook)):
                 hint = "Give a function of a partition and its table"
-                raise ConfigError(f"a hook is of type {type(hook).__name__}, and cannot be called", hint=hint)
+                raise ConfigError(f"a hook of type {type(hook).__name__} cannot be called", hint=hint)
         check_kind("tick_s", self.tick_s, int, float, example="tick_s=10.0")
         if not self.tick_s > 0:
             raise ConfigError(f"tick_s is {self.tick_s} and must be positive", hint="Leave out on_tick for no ticks")
@@ -221,10 +219,10 @@ class WorkerHooks:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerContext:
-    """Of one worker, on the log `name`, whose key groups are the partitions of the topic.
+    """The parts of one worker on the log `name`, whose key groups are the partitions of the topic.
 
-    `open_table` opens the table of a partition, which fences its former owner; if it is told so, beside a directory
-    that is in use. `release` closes `kafka`, the cluster of the input, and what else is here.
+    `open_table`: opens the table of a partition, which fences its former owner; with True, in a directory of its own.
+    `release`: closes `kafka`, the cluster of the input, and everything else here.
     """
 
     name: str
@@ -240,5 +238,5 @@ class WorkerContext:
     hooks: WorkerHooks
 
     def input(self) -> DescribedInput:
-        """The input topic, as it is now. Raises NotFound, Unavailable."""
+        """Describe the input topic. Raises NotFound, Unavailable."""
         return describe_input(self.kafka, self.topic.name)

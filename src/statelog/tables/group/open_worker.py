@@ -1,9 +1,9 @@
-"""`worker`: joins a group, and makes the log that fits its input if asked to.
+"""`worker`: joins a group, and on request makes a log that fits the input.
 
 Invariants:
-- Who owns a table is said by its Open. A lock on a directory keeps two processes out of one database, and no more: a
-  table opens beside one that is held, in a directory of this process alone, which goes with the worker.
-- Whatever fails on the way, nothing stays open.
+- A table's Open alone decides who owns it. The lock on a directory only keeps two processes out of one database. If
+  another process holds it, the table opens in a directory of this process, which is removed with the worker.
+- If an opening fails, nothing stays open.
 """
 
 from collections.abc import Callable, Collection, Mapping
@@ -47,8 +47,8 @@ from statelog.tables.table import Table
 
 T = TypeVar("T")
 
-_BESIDE = ".beside-"
-"""No log is called so; what a kill leaves of it is removed by the next worker there."""
+_OWN_PREFIX = ".beside-"
+"""The prefix of such directories, which no log's name has. After a kill, the next worker there removes them."""
 
 
 def worker(
@@ -63,7 +63,7 @@ def worker(
     hooks: WorkerHooks | None = None,
     settings: TableSettings | None = None,
 ) -> Worker[K, V]:
-    """Join the processes that share a Kafka topic's partitions, with a table for each partition, exactly once.
+    """Join the processes that share a Kafka topic's partitions, with a table for each one, exactly once.
 
         with statelog.worker("counts", where, topic="words", create=True) as worker:
             signal.signal(signal.SIGTERM, lambda *_: worker.stop())
@@ -72,27 +72,27 @@ def worker(
                 table[word] = b"%d" % (int(table.get(word, b"0")) + 1)
                 worker.commit_every(1.0)  # the last statement: everything that the message changes is above it
 
-    Start it as often as you like, on any machines: the group gives each process a share of the partitions, and each
-    partition's table opens where its partition is, at what was committed last. `name` is the log: it has a partition
-    and a key group for each of the input's partitions, and writers called `<name>-<partition>`; `create` makes it so.
-    The place in the input is part of each commit, so no offset of the group is ever read.
+    Start it as often as you like, on any machines: the group gives each process a share of the partitions. Each
+    partition's table opens in the process that has the partition, at its last commit. The place in the input is part of
+    each commit, so no offset of the group is ever read.
 
-    `topic` is the input, by name or with settings of the group and what to do without an offset: `InputTopic`. `hooks`
-    are called between messages: `WorkerHooks`. The others are those of `statelog.table`: all processes of a group give
-    the same. A `directory` serves the processes of one machine.
+    `name` is the log. It has a partition and a key group for each of the input's partitions, and writers called
+    `<name>-<partition>`; `create` makes it so. `topic` is the input, by name or as an `InputTopic` with settings.
+    `hooks` are called between messages: `WorkerHooks`. The other arguments are those of `statelog.table`; give the same
+    in all processes of a group. A `directory` serves the processes of one machine.
 
-    `standbys` names partitions, or "all": while such a one is another process's, this one keeps a standby of its table,
-    and takes over from it. Then each process needs a `directory` of its own.
+    `standbys` names partitions, or "all". While another process has such a partition, this one has a standby of its
+    table, from which it can take over. Then each process needs a `directory` of its own.
 
-    Raises NotFound for the topic, and for the log without `create`; ConfigError for a setting, and for a log that does
-    not fit the input; and the errors of `statelog.open`.
+    Raises NotFound for the topic, and for the log without `create`. Raises ConfigError for a setting, and for a log
+    that does not fit the input; and the errors of `statelog.open`.
     """
     check_where(where)
     check_kind("topic", topic, str, InputTopic, example='topic="words", one topic for each worker')
     check_kind("hooks", hooks or WorkerHooks(), WorkerHooks, example="WorkerHooks(on_tick=function, tick_s=10.0)")
     source = InputTopic(topic) if isinstance(topic, str) else topic
     if source.name in (data_topic(name), ledger_topic(name)) and "bootstrap.servers" not in source.consumer:
-        hint = f"Name the log after what it keeps, {source.name}-counts say: it has topics of its own"
+        hint = f"Name the log after its state, such as {source.name}-counts: it has topics of its own"
         raise ConfigError("the log has the name of its own input", log=name, topic=source.name, hint=hint)
     chosen, machine = settings_or(settings, TableSettings()), current_environment()
     with ExitStack() as failing:
@@ -123,7 +123,7 @@ def worker(
 
 
 def _input(name: str, where: Where, topic: InputTopic, stack: ExitStack) -> tuple[Kafka, Join]:
-    """The cluster of the input, and the way into the group. Raises ConfigError for a setting."""
+    """Return the cluster of the input, and a function that joins the group. Raises ConfigError for a setting."""
     port = where.kafka
     if isinstance(port, GroupKafka):
         said = group_settings({"bootstrap.servers": "twin", **topic.consumer}, {}, default_group=name)
@@ -143,18 +143,18 @@ class _Tables:
         self._environment = current_environment()
         self._stack = stack
         self._making = Lock()
-        self._beside: Path | None = None
+        self._own_path: Path | None = None
         directory = local_path(options["directory"] or "")
         with local_disk(directory):
             if options["directory"] and is_there(directory):
-                sweep(directory, _BESIDE)
+                sweep(directory, _OWN_PREFIX)
 
-    def open(self, partition: int, is_beside: bool) -> Table[Any, Any]:
-        """The owner's, beside the directory if that is in use."""
-        return self._opened(table, partition, {"directory": self._own()} if is_beside else {})
+    def open(self, partition: int, in_own_directory: bool) -> Table[Any, Any]:
+        """Open an owner's table, on request in a directory of this process."""
+        return self._opened(table, partition, {"directory": self._own()} if in_own_directory else {})
 
     def open_standby(self, partition: int) -> Standby[Any, Any]:
-        """A follower's."""
+        """Open a follower's standby."""
         return self._opened(standby, partition, {})
 
     def _opened(self, make: Callable[..., T], partition: int, own: Mapping[str, Any]) -> T:
@@ -163,17 +163,17 @@ class _Tables:
 
     def _own(self) -> Path:
         with self._making:
-            if self._beside is None:
+            if self._own_path is None:
                 directory = Path(self._options["directory"])
                 with local_disk(directory):
-                    own = make_own(directory, _BESIDE, new_id=self._environment.new_id)
+                    own = make_own(directory, _OWN_PREFIX, new_id=self._environment.new_id)
                 self._stack.callback(own.close)
-                self._beside = own.path
-            return self._beside
+                self._own_path = own.path
+            return self._own_path
 
 
 def _wanted(standbys: Collection[int] | Literal["all"], found: DescribedInput) -> Collection[int]:
-    """The partitions to keep standbys for. Raises ConfigError for one that is not there."""
+    """Return the partitions that get standbys. Raises ConfigError for one that the input does not have."""
     if standbys == "all":
         return range(found.partitions)
     wanted = whole_numbers("standbys", standbys, example='"all", or numbers of partitions')
@@ -184,13 +184,14 @@ def _wanted(standbys: Collection[int] | Literal["all"], found: DescribedInput) -
 
 
 def _fitting(name: str, found: DescribedInput, where: Where, create: bool | LogOptions) -> Descriptor:
-    """What the log is; made to fit the input if there is none and `create` allows it.
+    """Return the log's descriptor. If there is no log and `create` allows it, make one that fits the input.
 
     Raises NotFound, ConfigError, Damaged, Unsafe, Unavailable.
     """
     said = LogOptions.of(create)
     if not said.given() <= {"key_type", "value_schema", "value_type", "truncation", "retention_days"}:
-        raise ConfigError("the input says how many partitions and key groups its log has", hint="Leave them out")
+        hint = "Leave out partitions, key_groups, hash_rule and prefix_bytes"
+        raise ConfigError("the input determines the partitions and key groups of its log", hint=hint)
     count = found.partitions
     try:
         log = Log.open(name, where)

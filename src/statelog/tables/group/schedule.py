@@ -1,20 +1,21 @@
-"""The partitions of a worker: `OpenSchedule` says when the table of each opens, and an `AssignedPartition` has its
-table, how far it is processed, and its commits.
+"""The partitions of a worker: `OpenSchedule` decides when a table opens; an `AssignedPartition` has a table, its offset
+in the input, and its commits.
 
-    assigned ─► due ─► opened ─► (a commit) ─► nothing held against it
+    assigned ─► due ─► opened ─► (a commit) ─► failures are forgotten
                  ▲        │ its table failed: Fenced, PersistFailed, OutcomeUnknown, Unavailable
                  └────────┘ a little later, a few times in a row; then the error is raised
-                            LogInUse: as long as it takes, after a while beside the directory that is in use
+                            LogInUse: without a limit; after a while in a directory of its own
 
-A fenced worker cannot know whether the partition still is its own: it opens again only once the group has confirmed
-that this process is a member of its present generation.
+A fenced worker cannot know whether the partition is still its own. It opens the table again only once the group has
+confirmed that this process is a member of its present generation.
 
 Invariants:
-- A partition is in the schedule or has a table, or is not ours.
-- Failures in a row are counted until a commit is history; nothing is tried without end, and nothing without a pause.
-- What a commit names as processed is what the table holds: offsets are counted before the table is committed, and never
-  in between; the table is committed by nobody else, and gives up nothing of what is counted.
-- Whoever commits has no message in hand: all that the table holds then is processed, hooks' changes included.
+- An assigned partition is in the schedule or has a table.
+- Failures in a row are counted until a commit is history. No retry is endless but that of LogInUse, and none is
+  without a pause.
+- A commit names as processed what the table holds. Offsets are counted before the table is committed, never in between.
+  Nobody else commits the table, and it takes back nothing that is counted.
+- At a commit no message is half processed: all changes of the table are complete, hooks' changes included.
 """
 
 import math
@@ -29,34 +30,36 @@ from statelog.tables.group.context import DescribedInput
 from statelog.tables.table import Table
 
 FAILURES_MAX = 4
-"""So many failures of a table in a row end the worker."""
+"""This many failures of a table in a row end the worker."""
 IN_USE_MAX_S = 5.0
-"""So long another process of this machine may keep the directory of a table. It is stopped then, perhaps, and who owns
-the table is said by its Open: it opens beside that directory.
+"""How long to wait for another process of this machine that has a table's directory open. It may be stopped, and the
+Open alone decides who owns the table. After this time the table opens in another directory.
 """
 _PAUSE_S, _PAUSE_MAX_S = 0.25, 4.0
 
 
 def passes(error: BaseException) -> bool:
-    """Whether a table that ended so may do better in its next life. The others need an operator."""
+    """Return whether opening the table again may mend this error. Other errors need an operator."""
     return isinstance(error, Fenced | PersistFailed | OutcomeUnknown | Unavailable | LogInUse)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Vacancy:
-    """A partition without a table: when to open it, and whether to ask the group first, naming the offset; `beside` the
-    directory that another process has.
+    """A partition without a table, and when to open one.
+
+    `checks_group`: ask the group first whether this process is a current member, naming `offset`.
+    `in_own_directory`: open it in a directory of this process, because another has the usual one.
     """
 
     partition: int
     due_s: float = -math.inf
-    asks: bool = False
+    checks_group: bool = False
     offset: int = 0
-    beside: bool = False
+    in_own_directory: bool = False
 
 
 class OpenSchedule:
-    """The vacancies of one worker. `now_s` is any monotonic clock's."""
+    """The vacancies of one worker. `now_s` comes from any monotonic clock."""
 
     def __init__(self) -> None:
         self._vacant: dict[int, Vacancy] = {}
@@ -64,12 +67,12 @@ class OpenSchedule:
         self._in_use_s: dict[int, float] = {}
 
     def assigned(self, partitions: Iterable[int]) -> None:
-        """The group gave these."""
+        """Add partitions that the group gave."""
         for partition in partitions:
             self._vacant[partition] = Vacancy(partition=partition)
 
-    def gone(self, partitions: Iterable[int]) -> None:
-        """The group took these."""
+    def taken(self, partitions: Iterable[int]) -> None:
+        """Remove partitions that the group took."""
         for partition in partitions:
             self._vacant.pop(partition, None)
             self._failures.pop(partition, None)
@@ -77,11 +80,11 @@ class OpenSchedule:
 
     @property
     def partitions(self) -> frozenset[int]:
-        """Those that are waiting for their tables: any thread may ask."""
+        """The partitions that wait for their tables. On any thread."""
         return frozenset(tuple(self._vacant))
 
     def due(self, now_s: float, begun: Container[int] = ()) -> Vacancy | None:
-        """One to open now, the longest due first, of those that are not `begun`."""
+        """Return the vacancy to open now, the longest due first, without those that have `begun`."""
         if not self._vacant:
             return None
         waiting = (one for one in self._vacant.values() if one.partition not in begun)
@@ -89,12 +92,15 @@ class OpenSchedule:
         return found if found is not None and found.due_s <= now_s else None
 
     def opened(self, partition: int) -> None:
-        """It has a table now."""
+        """Remove a partition that has a table now."""
         self._vacant.pop(partition, None)
         self._in_use_s.pop(partition, None)
 
     def failed(self, partition: int, error: Exception, now_s: float, offset: int | None = None) -> None:
-        """Its table failed, or did not open; `offset` is how far it was. Raises the error if it is to come out."""
+        """Schedule a table again that failed, or did not open. `offset`: how far it was committed.
+
+        Raises the error if it needs an operator, or has come too often in a row.
+        """
         if not passes(error):
             raise error
         is_in_use = isinstance(error, LogInUse)
@@ -108,26 +114,28 @@ class OpenSchedule:
         self._vacant[partition] = replace(
             was,
             due_s=now_s + min(_PAUSE_S * 2**failures, _PAUSE_MAX_S),
-            asks=was.asks or isinstance(error, Fenced),
-            beside=is_in_use and now_s - self._in_use_s.setdefault(partition, now_s) >= IN_USE_MAX_S,
+            checks_group=was.checks_group or isinstance(error, Fenced),
+            in_own_directory=is_in_use and now_s - self._in_use_s.setdefault(partition, now_s) >= IN_USE_MAX_S,
             offset=was.offset if offset is None else offset,
         )
 
-    def asked(self, partition: int, now_s: float, *, is_current: bool) -> None:
-        """The group said whether this process is still a member; if not, it is asked again a little later."""
+    def checked(self, partition: int, now_s: float, *, is_current: bool) -> None:
+        """Note whether the group says that this process is a current member. If not, it is asked again later."""
         was = self._vacant[partition]
-        self._vacant[partition] = replace(was, asks=False) if is_current else replace(was, due_s=now_s + _PAUSE_S)
+        self._vacant[partition] = (
+            replace(was, checks_group=False) if is_current else replace(was, due_s=now_s + _PAUSE_S)
+        )
 
     def committed(self, partition: int) -> None:
-        """A commit of its table is history: nothing is held against it."""
+        """Forget the failures of a partition, because a commit of its table is history."""
         self._failures.pop(partition, None)
 
 
 class PartitionStatistics(NamedTuple):
     """A partition of a worker. Without an open table `lag` and `commit_age_s` are None.
 
-    `lag` is how many records of the input were behind what is processed, as far as the client knew a second ago;
-    `commit_age_s` is since the newest commit was seen in the ledger, or the table opened.
+    `lag`: the number of records after the processed ones, as the client knew it a second ago.
+    `commit_age_s`: seconds since the newest commit was seen in the ledger, or since the table opened.
     """
 
     partition: int
@@ -136,9 +144,13 @@ class PartitionStatistics(NamedTuple):
 
 
 class AssignedPartition:
-    """A partition with its table. `next_offset` is the first one that is not processed; `tick_s` is when its next tick
-    is due, `committed_s` when its newest commit was seen to be history, or it was opened; `input_end` is where its
-    input ended a second ago, if that is known. `is_told` once `on_open` has returned: then `on_close` is owed.
+    """A partition with its table.
+
+    `next_offset`: the first offset that is not processed.
+    `tick_s`: when its next tick is due.
+    `committed_s`: when its newest commit was seen to be history, or the table opened.
+    `input_end`: the end of its input a second ago, if known.
+    `is_announced`: whether `on_open` has returned, so that `on_close` has to be called.
     """
 
     def __init__(self, partition: int, table: Table[Any, Any], source: DescribedInput, next_offset: int) -> None:
@@ -147,10 +159,10 @@ class AssignedPartition:
         self.next_offset = next_offset
         self.input = source
         self.tick_s = self.committed_s = -math.inf
-        self.is_told = False
+        self.is_announced = False
         self.input_end: int | None = None
         self.adopt: Callable[[], None] = lambda: None
-        """Makes the table, once the thread that opened it has handed it over, the caller's."""
+        """Take over the table on the calling thread, after the opening thread has handed it over."""
         self._commit = table.lend()
         self._sent = next_offset, table.changes
         self._pending: Pending[LastCommit] | None = None
@@ -163,28 +175,28 @@ class AssignedPartition:
 
     @property
     def has_news(self) -> bool:
-        """Whether something is processed, or changed by a hook, that no commit says, sent or not."""
+        """Whether messages were processed, or a hook changed the table, since the last commit was sent."""
         return self._sent != (self.next_offset, self.table.changes)
 
     def statistics(self, now_s: float) -> PartitionStatistics:
-        """As it is now; from any thread."""
+        """Return the present statistics. On any thread."""
         lag = None if self.input_end is None else max(0, self.input_end - self.next_offset)
         return PartitionStatistics(self.partition, lag, now_s - self.committed_s)
 
     @property
     def committed_offset(self) -> int:
-        """The first offset that no commit calls processed."""
+        """The first offset that no commit names as processed."""
         return int(self.table.progress.get("offset", 0))
 
     def send(self, *, always: bool = False) -> None:
-        """Commit what is new, and wait for nothing but room. Raises as `wait`."""
+        """Commit the news. Waits only if too many commits are pending. Raises the errors of `wait`."""
         if always or self.has_news:
             sent = self.next_offset, self.table.changes
             self._pending = self._commit(self.input.progress(self.next_offset))
             self._sent = sent
 
     def step(self) -> None:
-        """Take what has come in. Raises Fenced, PersistFailed, OutcomeUnknown, Unavailable, Damaged."""
+        """Take answers that have arrived. Raises Fenced, PersistFailed, OutcomeUnknown, Unavailable, Damaged."""
         if self._pending is not None and self._pending.done():
             self._pending = None
 
@@ -195,10 +207,10 @@ class AssignedPartition:
             self._pending = None
 
     def has_committed(self) -> bool:
-        """Whether a commit has become history since this was asked last."""
+        """Return whether a commit has become history since the last call."""
         was, self._history = self._history, self.table.last_commit
         return was is not self._history
 
     def abandon(self) -> None:
-        """Drop the table, with all that no commit holds: another life goes on from its progress."""
+        """Drop the table with its uncommitted changes. The next owner goes on from its progress."""
         self.table.__exit__(RuntimeError, None, None)

@@ -1,11 +1,11 @@
-"""`Follower`: moves the state of a standby on, commit by commit, as its owner commits; and hands it to the new owner.
+"""`Follower`: moves the state of a standby on as its owner commits, and hands it to the new owner.
 
-Each step, what has a state made anew, and what ends it: docs/protocol-table.md, S and P. A thread waits for something
-to read, and makes a step; a caller who asks for the newest state makes one now.
+The steps, reasons to rebuild a state, and errors that end it: docs/protocol-table.md, S and P. A thread waits for
+commits, and makes a step; a caller that wants the newest state makes one at once.
 
 Invariants:
-- One step at a time, and none while the standby is promoted: each holds `lock`.
-- Before the new owner's Open stands, a failure changes nothing: the standby goes on. After it, it ends the standby.
+- One step at a time, and none during a promotion: each holds `lock`.
+- Before the new owner's Open is valid, a failure changes nothing, and the standby goes on. Later it ends the standby.
 """
 
 import logging
@@ -32,20 +32,20 @@ from statelog.tables.setup import TableSetup
 from statelog.tables.standbys.followed import FollowedState, StateView
 from statelog.tables.state.store import StatePlace
 from statelog.tables.state.values import ValueRule
-from statelog.tables.state_opener import KeptState, OpenReport, StateOpener, Unfit, Wanted
+from statelog.tables.state_opener import ExistingState, OpenReport, StateOpener, Unfit, Wanted
 
 _LOG = logging.getLogger("statelog.tables")
 
 _LEAST_PAUSE = 0.1
-"""The pause behind a step that took longer than its interval, as a part of that."""
+"""The pause after a step that took longer than its interval, as a part of the interval."""
 _PAUSE_S = 0.05
 _Release: TypeAlias = Callable[[StatePlace], Unfit]
-"""Closes the state in use, for one that was made at this place, and says why."""
+"""Close the state in use, in favour of one that was made at this place, and return why."""
 _Begun: TypeAlias = tuple[CommitFeed, StateView]
 
 
 class Follower:
-    """Follows the newest state from now on. `poll_s` None: no thread, the steps are the caller's."""
+    """Follows the newest state of a table. `poll_s` None: no thread, the caller makes the steps."""
 
     def __init__(self, setup: TableSetup, poll_s: float | None) -> None:
         self.setup = setup
@@ -60,13 +60,13 @@ class Follower:
     # ---- the thread
 
     def start(self) -> None:
-        """Follow on a thread, if there is an interval."""
+        """Follow on a thread, unless the caller makes the steps."""
         self._keep_spare()
         if self._poll_s is not None:
             self._environment.start(partial(self._run, self._poll_s))
 
     def _run(self, pace_s: float) -> None:
-        """Raises nothing: the state says what went wrong."""
+        """Make steps until the end. Raises nothing: reads of the state raise its error."""
         wait_s = pace_s
         while not self._rest(wait_s):
             with self.lock:
@@ -78,33 +78,33 @@ class Follower:
                     self._step(None)
                     self.state.is_answered = self._feed.is_answered
                     self._keep_spare()
-                except BaseException as error:  # noqa: BLE001 - whoever reads is told
+                except BaseException as error:  # noqa: BLE001 - reads raise it
                     self._fail(error)
                     break
-            # A step that took long made the next one long. Who waits for the lock gets it in between.
+            # The pause lets other threads take the lock, also after a long step.
             wait_s = max(pace_s * PAUSE - (self._environment.clock() - began_s), pace_s * _LEAST_PAUSE)
 
     def _rest(self, wait_s: float) -> bool:
-        """Wait until the next step may be made, and then for something to read, or for a reader who looks at the age.
-        Return whether it is over.
+        """Wait for the next step: a pause, then until there are commits, or a reader wants the age. Return whether
+        following is over.
         """
         if not self._stop.wait(wait_s):
             self._feed.wait(lambda: self._stop.is_set() or self.state.is_called)
         return self._stop.is_set()
 
     def _keep_spare(self) -> None:
-        """Have a producer ready for a promotion, as long as Kafka answers."""
+        """Keep a connected producer for a promotion, while Kafka answers."""
         if self._feed.is_answered:
             self.setup.log.warm_producer.keep(self._environment.clock())
 
     # ---- steps; their caller holds the lock
 
     @contextmanager
-    def _turn(self) -> Generator[None]:
-        """Between two steps. Raises BrokerUnavailable if one takes too long, and why the state ended, if it did."""
+    def _exclusively(self) -> Generator[None]:
+        """Keep steps out of the block. Raises BrokerUnavailable if one takes too long, and a failed state's error."""
         timeout_s = self.setup.settings.recovery.stall_timeout_s
         if not self.lock.acquire(timeout=timeout_s):
-            raise BrokerUnavailable("the standby waits for Kafka or the store to go on", waited_s=timeout_s)
+            raise BrokerUnavailable("a step of the standby still waits for Kafka or the store", waited_s=timeout_s)
         try:
             self.state.check()
             yield
@@ -112,11 +112,11 @@ class Follower:
             self.lock.release()
 
     def refresh(self) -> bool:
-        """A step now; whether the state is level with what the ledger's end was then.
+        """Make a step, and return whether the state is level with the ledger's end of now.
 
         Raises Damaged, Fenced, Unavailable, which end the standby; BrokerUnavailable if another step takes too long.
         """
-        with self._turn():
+        with self._exclusively():
             try:
                 self._step(None)
                 self._keep_spare()
@@ -126,7 +126,7 @@ class Follower:
             return self._feed.is_answered
 
     def _step(self, end_position: int | None) -> None:
-        """Ask, read, move, pass: up to the ledger's end now, or to a position that is known to be there."""
+        """Read commits and move past them, up to the ledger's present end, or to a position that is known to exist."""
         try:
             reason = self._follow(end_position)
         except OffsetGone as error:
@@ -143,16 +143,16 @@ class Follower:
         return self.state.view.state.values.schema.id
 
     def _follow(self, end_position: int | None) -> str:
-        """Why the state has to be rebuilt; empty if it does not."""
+        """Make a step without rebuilding. Return why the state has to be rebuilt; empty if it does not."""
         feed, asked_s = self._feed, self._environment.clock()
         commits = feed.commits(end_position)
         if not feed.is_answered:
             return ""
         self._environment.crash("asked")
         if len(feed.folded.state.accepted) != self.state.view.place.losses:
-            return "a loss was accepted since, and what was lost may be in it"
+            return "a loss was accepted since, and it may have the lost changes"
         with closing(feed.changes(commits, self._check_wanted)) as tables:
-            first = next(tables, None)  # By now all of it was read.
+            first = next(tables, None)  # The commits are read and verified then.
             if feed.converter.target.id != self._schema_id:
                 return "there are values of a newer schema"
             if commits:
@@ -181,15 +181,15 @@ class Follower:
             self.state.view = moved
 
     def _check_wanted(self) -> None:
-        """Raise ClosedError once it was told to end: a state may take hours to make."""
+        """Raise ClosedError once the standby is closed: making a state may take hours."""
         if self._stop.is_set():
             raise ClosedError("the standby was closed")
 
-    # ---- a state is made
+    # ---- making a state
 
     def _rebuild(self, reason: str, at_least: int, schema: ValueSchema | None = None) -> None:
-        """Rebuild the state, from the newest snapshot and the tail, beside the one that is read meanwhile."""
-        _LOG.warning("the standby of %s is made anew: %s", self.setup.log.name, reason)
+        """Rebuild the state from the newest snapshot and the tail, while the old one is read."""
+        _LOG.warning("the standby of %s is rebuilt: %s", self.setup.log.name, reason)
         old = self.state.view
         at_least = max(at_least, old.place.position)
         self._feed.close()
@@ -205,13 +205,15 @@ class Follower:
         self._environment.crash("rebuilt")
 
     def _begun(self, at_least: int, schema: ValueSchema | None, release: _Release | None) -> _Begun:
-        """The newest state, at a position or above it, with values of this schema (None: the newest), and its feed.
-        `release` if it is made beside another. Raises NotFound, OffsetGone, Damaged, StorageFull, Unavailable.
+        """Make the newest state, at a position or above it, and its feed.
+
+        `schema`: of its values; None is the newest. `release`: closes a state in use that it replaces. Raises NotFound,
+        OffsetGone, Damaged, StorageFull, Unavailable.
         """
         setup, level_s = self.setup, self._environment.clock()
-        feed: CommitFeed  # Of what the recovery leaves, and so made behind it.
+        feed: CommitFeed  # Made later, because it goes on where the recovery ends.
 
-        def beat(*_: object) -> None:
+        def on_step(*_: object) -> None:
             self._check_wanted()
             feed.renew()
 
@@ -220,15 +222,17 @@ class Follower:
             setup.log,
             key_groups=setup.keys.owned,
             at_least=at_least,
-            on_progress=beat,
+            on_progress=on_step,
             settings=replace(setup.settings.recovery, value_schema_id=None if schema is None else schema.id),
         )
         plan, values = recovery.plan, ValueRule(recovery.value_schema)
         feed = CommitFeed(setup.log, plan, setup.keys.owned, setup.settings.recovery, setup.environment)
         with undone_by_errors(feed.close), recovery:
             place = StatePlace.folded(plan.place, plan.state)
-            opener = StateOpener(setup, Wanted(place=place, values=values, recovery=recovery), beat=beat)
-            state, report = opener.open(KeptState(in_use=release) if release else KeptState.found(setup, values))
+            opener = StateOpener(setup, Wanted(place=place, values=values, recovery=recovery), on_step=on_step)
+            state, report = opener.open(
+                ExistingState(in_use=release) if release else ExistingState.found(setup, values)
+            )
         return feed, StateView(
             state=state,
             place=place,
@@ -240,19 +244,20 @@ class Follower:
     # ---- the new owner
 
     def promote(self) -> tuple[Writer, OpenReport]:
-        """The owner of the state, which is that at its Open, and how it came there. Raises Fenced, OutcomeUnknown,
-        ConfigError, Unavailable, and then the standby goes on; behind its Open Damaged, Fenced, Unavailable, and then
-        it has failed.
+        """Open the owner, bring the state to its Open, and return the owner and the report.
+
+        Raises Fenced, OutcomeUnknown, ConfigError, Unavailable before the Open is valid; the standby then goes on.
+        Raises Damaged, Fenced, Unavailable after it; the standby has then failed.
         """
         setup, environment = self.setup, self._environment
-        with self.state.without_scans(), self._turn():
+        with self.state.without_scans(), self._exclusively():
             writer = setup.writer()
             try:
                 environment.crash("promoting")
                 report = self._catch_up(writer)
                 environment.crash("promoted")
                 self._stop.set()
-                self.state.let_go("promoted")
+                self.state.close("promoted")
                 environment.start(self._feed.close)
             except BaseException as error:
                 self.state.fail(error)
@@ -265,10 +270,10 @@ class Follower:
         before, position = self.state.view, writer.position
         if before.place.position > position:
             raise BeyondEnd(
-                "the owner's Open stands below what the standby has followed",
+                "the owner's Open is below the position that the standby has followed: the ledger lost commits",
                 position=before.place.position,
                 open_position=position,
-                hint="The ledger lost records that were committed: restore the topic",
+                hint="Restore the ledger topic",
             )
         schema = writer.grant.value_schema
         if schema.id != self._schema_id:
@@ -278,7 +283,7 @@ class Follower:
             if not self._feed.is_answered:
                 self._stop.wait(_PAUSE_S)
         if self._schema_id != schema.id:
-            self._rebuild("it was made anew in another value schema than the table's", position, schema)
+            self._rebuild("it was rebuilt in another value schema than the table's", position, schema)
         wanted, reached = Wanted.by(writer), self.state.view
         wanted.check_final(self._feed.folded.state)
         place = wanted.place
@@ -297,7 +302,7 @@ class Follower:
         self._feed.close()
 
     def end(self) -> None:
-        """Answer no read any more, and release everything: now, or once Kafka or the store lets the thread go on."""
+        """Refuse every read, and release everything, if need be once a step that waits for Kafka or the store ends."""
 
         def close() -> None:
             with ExitStack() as closing:
@@ -309,9 +314,9 @@ class Follower:
         self._stop.set()
         is_free = False
         try:
-            self.state.let_go()
+            self.state.close()
             is_free = self.lock.acquire(timeout=GRACE_S)
-        finally:  # Of who waits and is interrupted, too.
+        finally:  # Also if the wait is interrupted.
             if is_free:
                 close()
             else:

@@ -1,14 +1,14 @@
-"""`Standby`: the state of a table that another process owns, followed, read here, and promoted to a table;
-`StandbyPool`: those of a worker, for partitions that are another process's now.
+"""`Standby`: the state of a table that another process owns, followed, read here, and promoted to a table.
+`StandbyPool`: the standbys of a worker, for partitions of other processes.
 
     follower   moves the state on, and brings it to the new owner's Open    follower.py
-    state      what is read meanwhile                                       followed.py
+    state      is read meanwhile                                            followed.py
 
 Invariants:
 - The thread that promotes it owns the table.
-- Whatever fails while it opens, nothing stays open.
-- A worker's partition has a table or none, and no standby beside it. A standby of its pool that fails is logged, and
-  made again after a while; it never ends the worker.
+- If an opening fails, nothing stays open.
+- A partition with a table in this worker has no standby. A standby of the pool that fails is logged, and opened again
+  after a while; it never ends the worker.
 """
 
 import logging
@@ -40,9 +40,9 @@ from statelog.tables.state_opener import OpenReport
 from statelog.tables.table import Table
 
 _LOG = logging.getLogger("statelog.tables")
-_SETTLE_S = 2.0
-"""How long after the last decision of the group nothing is made: it may be about to decide again."""
-_AGAIN_S = 10.0
+_QUIET_S = 2.0
+"""How long to wait after a decision of the group before a standby opens: the group may be about to decide again."""
+_RETRY_S = 10.0
 
 
 def standby(
@@ -57,26 +57,26 @@ def standby(
     poll_s: float | None = 0.1,
     settings: TableSettings | None = None,
 ) -> "Standby[Any, Any]":
-    """Open a standby of a table, without fencing its owner: a read-only mapping that follows it, and may become it.
+    """Open a standby of a table, without fencing its owner: a read-only mapping that follows it, and can take over.
 
         with statelog.standby("counts", where) as counts:
             print(counts.get(b"alice", max_age_s=1.0), counts.age_s)
 
-    What `statelog.table` takes means the same here: `writer`, `partitions` and `key_group` are those of the table. But
-    `directory` is one of the standby's own, no log is made, and `loading` of the settings is always "first". The state
-    is the newest when this returns. A thread of its own waits for what is committed since, which is shown within
-    `poll_s` seconds, mostly at once. With None the state moves only when `refresh` is called.
+    The arguments are those of `statelog.table`: `writer`, `partitions` and `key_group` are the table's. But `directory`
+    is the standby's own, no log is made, and `loading` of the settings is always "first". When this returns, the state
+    is the newest. A thread then reads new commits, and shows them within `poll_s` seconds, mostly at once. With None
+    the state moves only when `refresh` is called.
 
-    It needs the rights of a reader, and those of a writer when it is promoted. A lease holds the log for it while it is
+    It needs the rights of a reader, and those of a writer to be promoted. A lease holds the log for it while it is
     behind. Raises NotFound if there is no such log, ConfigError, LogInUse if the directory is in use, Damaged,
     Unavailable, StorageFull.
     """
     check_kind("poll_s", poll_s, int, float, type(None), example="poll_s=0.1")
     if poll_s is not None and not 0 < poll_s <= TIMEOUT_MAX:
-        hint = "A number of seconds; None: only `refresh` moves the state"
+        hint = "Give a number of seconds, or None to move the state with `refresh` only"
         raise ConfigError(f"poll_s is {poll_s} and must be above 0, and finite", hint=hint)
     chosen = settings_or(settings, TableSettings(recovery=RecoverySettings(holder="standby")))
-    # Local copies are those of changes that this process has written: of the owner's there are none.
+    # Local copies have changes that this process wrote; there are none of the owner's.
     chosen = replace(chosen, recovery=replace(chosen.recovery, local_copies=None, value_schema_id=None))
     with ExitStack() as failing:
         try:
@@ -91,7 +91,7 @@ def standby(
                 settings=chosen,
             )
         except NotFound as error:  # A standby makes no log.
-            raise error.restated(hint="The owner's statelog.table(..., create=True) makes it") from None
+            raise error.restated(hint="Create it with the owner's statelog.table(..., create=True)") from None
         failing.push(setup)
         follower = Follower(setup, poll_s)
         failing.callback(follower.end)
@@ -102,8 +102,11 @@ def standby(
 
 @dataclass(frozen=True, slots=True)
 class AgedValue(Generic[V]):
-    """A value, None if the key is not there; the ledger position of the state that it was read from; and how many
-    seconds ago that state was last known to be level with the ledger's end.
+    """A value, and how old it is.
+
+    `value`: None if there is no such key.
+    `position`: the ledger position of the state.
+    `age_s`: seconds since the state was last known to be level with the ledger's end.
     """
 
     value: V | None
@@ -117,9 +120,9 @@ class Standby(Closing, Keyed[K, V]):
         standby.get(b"alice", max_age_s=1.0)
         standby.progress
 
-    Any thread may read; `promote`, `refresh` and `close` are called by one at a time. Every read raises what following
-    failed with, if it did, and ClosedError after `promote`, `close` or a fork. A scan (`items`, `range`, iteration) is
-    of one position, at which the state stays until the scan ends: end it, or drop it.
+    Any thread may read. Only one at a time may call `promote`, `refresh` and `close`. Every read raises the error that
+    following has failed with, and ClosedError after `promote`, `close` or a fork. A scan (`items`, `range`, iteration)
+    shows one position, at which the state stays until the scan ends: end it, or drop it.
     """
 
     def __init__(self, follower: Follower) -> None:
@@ -127,7 +130,7 @@ class Standby(Closing, Keyed[K, V]):
         self._keys = self._setup.keys
         self._state = follower.state
         self._owner = OwnProcess(f"the standby of {self._setup.log.name}")
-        self._one = RLock()  # Reentrant, so that a signal's handler is refused, and does not wait for itself.
+        self._lock = RLock()  # Reentrant, so that a signal's handler is refused instead of waiting for its own thread.
         self._is_called = False
         self._follower.start()
         self._forgotten = weakref.finalize(self, _drop_forgotten, follower, self._owner)
@@ -142,8 +145,9 @@ class Standby(Closing, Keyed[K, V]):
 
     @property
     def age_s(self) -> float:
-        """Seconds since the state was last known to be level with the ledger's end, up to 20 while nothing is
-        committed. A look has it asked for again.
+        """Seconds since the state was last known to be level with the ledger's end. Reading it triggers another check.
+
+        Without new commits, up to 20.
         """
         return self._state.age_s
 
@@ -156,7 +160,7 @@ class Standby(Closing, Keyed[K, V]):
 
     @property
     def opening(self) -> OpenReport:
-        """How the state was made: from what, how much was read, what was set aside; again, if it had to be."""
+        """How the state was made, or rebuilt: from where, how much was read, what was set aside."""
         return self._state.view.opening
 
     @property
@@ -171,8 +175,10 @@ class Standby(Closing, Keyed[K, V]):
     # ---- one key
 
     def get(self, key: K, default: Any = None, *, max_age_s: float | None = None) -> Any:
-        """The value of a key, or the default. Raises TooOld for a state that is older than `max_age_s`; InvalidChange
-        for a key of another type, KeyGroupMismatch for one that is not the table's; and as the class says.
+        """Return the value of a key, or the default.
+
+        Raises TooOld if the state is older than `max_age_s`, InvalidChange for a key of another type, KeyGroupMismatch
+        for one that is not the table's, and the errors of the class.
         """
         self._owner.check()
         admitted = self._keys.admit(key)
@@ -181,7 +187,7 @@ class Standby(Closing, Keyed[K, V]):
             return default if value is None else view.state.values.copy(value)
 
     def get_with_age(self, key: K, *, max_age_s: float | None = None) -> AgedValue[V]:
-        """The value of a key, None if it is not there, with the state's position and age. Raises as `get`."""
+        """Return the value of a key, None if there is none, with the state's position and age. Raises as `get`."""
         self._owner.check()
         admitted = self._keys.admit(key)
         with self._state.reading(max_age_s) as view:
@@ -192,13 +198,13 @@ class Standby(Closing, Keyed[K, V]):
     # ---- many keys
 
     def __len__(self) -> int:
-        """How many keys there are. The first time RocksDB counts them one by one, and again after each move."""
+        """Count the keys. RocksDB counts them one by one, the first time and after each move."""
         self._owner.check()
         with self._state.reading() as view:
             return len(view.state)
 
     def range(self, start: K | None = None, end: K | None = None, *, reverse: bool = False) -> Iterator[tuple[K, V]]:
-        """Keys and values from `start` on and below `end` (None: no bound), in the order of the keys or in reverse."""
+        """Iterate over keys and values from `start` on and below `end` (None: no bound), in key order or in reverse."""
         first, behind = self._keys.bound(start), self._keys.bound(end)
         return self._scanned(lambda state: state.range(first, behind, reverse=reverse))
 
@@ -214,29 +220,29 @@ class Standby(Closing, Keyed[K, V]):
     # ---- moves
 
     def refresh(self) -> bool:
-        """Read what was committed by now, and return whether the state is level with it; False if Kafka gave no answer.
+        """Read all commits up to now, and return whether the state has them; False if Kafka gave no answer.
 
-        A standby with `poll_s=None` moves in no other way. Raises Damaged, Fenced, Unavailable, which end it;
-        BrokerUnavailable if another step takes too long; Misuse while this thread iterates it.
+        A standby with `poll_s=None` moves in no other way. Raises Damaged, Fenced, Unavailable, which end it. Raises
+        BrokerUnavailable if another step takes too long, and Misuse while this thread iterates it.
         """
         self._owner.check()
         self._state.check_movable()
-        with self._turn():
+        with self._exclusively():
             return self._follower.refresh()
 
     def promote(self) -> Table[K, V]:
-        """Fence the owner, read what it had committed by then, and be its table. The standby is closed, and its
-        directory is the table's.
+        """Fence the owner, read the rest of its commits, and return the table. The standby is closed; the table has its
+        directory.
 
             table = standby.promote()
             source.seek(table.progress)
 
-        Raises Fenced, OutcomeUnknown, Unavailable, ConfigError as opening a writer does: then the standby goes on, and
-        may be promoted again. What goes wrong behind that Open closes the standby, and is raised: Damaged, Fenced,
-        Unavailable. The owner is fenced then; open the table.
+        Raises Fenced, OutcomeUnknown, Unavailable, ConfigError as opening a writer does. The standby then goes on, and
+        may be promoted again. Raises Damaged, Fenced, Unavailable if something fails later. The owner is then fenced
+        and the standby closed: open the table.
         """
         self._owner.check()
-        with self._turn():
+        with self._exclusively():
             self._state.check()
             try:
                 writer, report = self._follower.promote()
@@ -248,14 +254,14 @@ class Standby(Closing, Keyed[K, V]):
             return Table(self._setup, writer, self._state.view.state, report)
 
     def close(self) -> None:
-        """Stop following, and release everything. Idempotent; void in a fork."""
+        """Stop following, and release everything. Idempotent. Does nothing in a forked child."""
         if not self._owner.is_foreign:
-            with self._turn():
+            with self._exclusively():
                 self._end()
 
     @contextmanager
-    def _turn(self) -> Generator[None]:
-        with self._one:
+    def _exclusively(self) -> Generator[None]:
+        with self._lock:
             self._state.check_alone()
             if self._is_called:
                 raise NestedCall("the standby is called inside of another call of it")
@@ -271,7 +277,7 @@ class Standby(Closing, Keyed[K, V]):
 
 
 def _drop_forgotten(follower: Follower, owner: OwnProcess) -> None:
-    """Clean up after a standby that was dropped without a close, and say so. In a fork it is the parent's."""
+    """Close a standby that was dropped unclosed, with a warning. In a forked child it is the parent's."""
     if owner.is_foreign:
         return
     follower.end()
@@ -279,8 +285,9 @@ def _drop_forgotten(follower: Follower, owner: OwnProcess) -> None:
 
 
 class StandbyPool:
-    """The standbys of one worker, for those of the `wanted` partitions that it does not hold, so that it may take over
-    soon. While one is promoted, in whatever thread, nobody asks to `keep` them.
+    """The standbys of one worker, for `wanted` partitions of other processes, so that it can take over soon.
+
+    Nobody may call `maintain` while a standby is promoted, on any thread.
 
         not ours ─► opened on a thread of its own, which follows ─► assigned ─► promoted, as any table opens ─► a table
             ▲                                                                                                    │
@@ -299,21 +306,21 @@ class StandbyPool:
 
     @property
     def open(self) -> Mapping[int, Standby[Any, Any]]:
-        """Those that are open and follow."""
+        """The standbys that are open and follow, by partition."""
         return MappingProxyType(
             {one: future.result() for one, future in sorted(self._made.items()) if _follows(future)}
         )
 
     def decided(self) -> None:
-        """The group has decided something: wait a little."""
+        """Wait a little before opening standbys, because the group has decided something."""
         if self._wanted:
-            self._due_s = self._clock() + _SETTLE_S
+            self._due_s = self._clock() + _QUIET_S
 
-    def keep(self, held: Callable[[int], bool]) -> None:
-        """Make those that are missing, unless the partition is `held`. Waits for nothing."""
+    def maintain(self, held: Callable[[int], bool]) -> None:
+        """Open missing standbys, on another thread, for partitions that are not `held`. Never waits."""
         if self._maker is None or self._clock() < self._due_s:
             return
-        self._due_s = self._clock() + _AGAIN_S
+        self._due_s = self._clock() + _RETRY_S
         for partition in self._wanted:
             future = self._made.get(partition)
             if future is not None and future.done() and not _follows(future):
@@ -322,7 +329,7 @@ class StandbyPool:
                 self._made[partition] = self._maker.submit(self._open_one, partition)
 
     def promote(self, partition: int) -> Table[Any, Any] | None:
-        """The table of a partition, from its standby; None if there is none.
+        """Promote the standby of a partition, and return its table; None if there is no standby.
 
         Raises ConfigError, Fenced, OutcomeUnknown, Unavailable, Damaged.
         """
@@ -330,7 +337,7 @@ class StandbyPool:
         if future is None or future.cancel():
             self._made.pop(partition, None)
             return None
-        error = future.exception()  # What is being made has read a part of it already: wait for the rest.
+        error = future.exception()  # A standby that still opens has read a part already: wait for the rest.
         if error is not None or future.result().life is not Life.OPEN:
             self._drop(partition, future, error)
             return None
@@ -338,20 +345,20 @@ class StandbyPool:
         try:
             return standby.promote()
         finally:
-            if standby.life is not Life.OPEN:  # Promoted, or closed by what went wrong behind its Open.
+            if standby.life is not Life.OPEN:  # Promoted, or closed by an error after the Open.
                 self._made.pop(partition, None)
 
     def close(self) -> None:
-        """Close all, the one that is being made once it is made."""
+        """Close all standbys; one that still opens, once it is open."""
         made, self._made = self._made, {}
         with ExitStack() as closing:
             for future in made.values():
-                closing.callback(future.add_done_callback, _close)  # Later, if whoever waits was interrupted.
+                closing.callback(future.add_done_callback, _close)  # Later, if this wait is interrupted.
             if self._maker is not None:
                 self._maker.shutdown(cancel_futures=True)
 
     def _drop(self, partition: int, future: "Future[Standby[Any, Any]]", error: BaseException | None) -> None:
-        _LOG.warning("the standby of partition %d ended: %s", partition, error or "it follows no more")
+        _LOG.warning("the standby of partition %d ended: %s", partition, error or "it does not follow any more")
         del self._made[partition]
         _close(future)
 
