@@ -1,20 +1,19 @@
-"""`CommitScheduler`: when a table commits, and the way of a commit: from the layers to the writer, and once it is
-history to the state.
+"""`CommitScheduler`: when a table commits, and the steps of a commit, from the layers to the writer and the state.
 
     seal a layer ─► Arrow ─► persist ─► durable ─► Commit sent ─► valid ─► state.apply, with its place ─► drop the layer
                              several at a time     one at a time; it takes all that are durable by then
 
 One Commit can make several checkpoints history at once, with the progress of the newest. So the ledger's round trip
-limits how fine commits come, not how many there are.
+does not limit how many checkpoints a table makes.
 
 Invariants:
-- Outcomes come in the order of the commits. Once one is not "committed", none behind it is.
+- Outcomes come in the order of the commits. Once one has failed, all later ones fail.
 - A layer is dropped only after the state has it, so a read misses nothing in between.
-- What is refused before anything is sent leaves the layers as they were. Whatever else is raised ends the table, of
-  whichever class it is: a store that refuses may do so behind a commit that is history.
-- A progress is committed with the changes that were made when it was named, and never with later ones: neither what
-  `commit_every` put off, nor the last one in a call that names none.
-- Everything happens in the table's thread, while it puts, commits or waits: there is no other.
+- A refusal before anything is sent leaves the layers as they were. Any other error ends the table, whatever its class:
+  a store may refuse the changes of a commit that is history.
+- A progress is committed with the changes that were made when it was named, never with later ones. That holds for a
+  progress that `commit_every` deferred, and for the last one in a call that names none.
+- Everything happens on the table's thread, while it puts, commits or waits.
 """
 
 import math
@@ -42,26 +41,26 @@ from statelog.tables.state.state import State
 from statelog.tables.state.store import StatePlace
 
 LARGE = 1 << 19
-"""From here on a change is measured when it is put, and not when it is committed: no log's limit is as low."""
+"""The least change whose exact size is checked at the put, instead of at the commit: every log's limit is higher."""
 
 _FEW = 200
-_LOOK_S = 0.001
-"""How often `commit_every` looks for answers to pending commits."""
+_CHECK_S = 0.001
+"""How often `commit_every` takes answers to pending commits."""
 _PROGRESS_BYTES_MAX = 1 << 20
-"""A place to resume at takes less; and so does a quarter of a ledger record."""
+"""The bound of a progress, besides a quarter of a ledger record. A place to resume at takes less."""
 _MOST_UTF8 = 4
 
 Named: TypeAlias = tuple[Metadata, int, int, Metadata]
-"""The progress that was named last; how often the table was changed then, and how many keys its active layer had; and
-what the last commit says, be it history or pending: the same object, unless the progress was put off. A plain tuple, as
-each `commit_every` makes one.
+"""The last named progress; the count of changes and of the active layer's keys at that time; and the progress of the
+last commit, pending or history. The latter is the same object, unless the named one was deferred. A plain tuple,
+because each `commit_every` makes one.
 """
 
 
 @dataclass(frozen=True, slots=True)
 class _Checkpoint:
-    """A checkpoint that is persisted or about to be, and what its caller waits for. Without a handle it was sent with
-    its commit.
+    """A checkpoint that is persisted, or about to be, and its pending commit. One without a handle was sent inside its
+    commit.
     """
 
     handle: Pending[Handle] | None
@@ -70,14 +69,14 @@ class _Checkpoint:
 
 
 class _SentCommit(NamedTuple):
-    """A Commit that was sent, and how many checkpoints it makes history."""
+    """A sent Commit, and how many checkpoints it makes history."""
 
     commit: Pending[LastCommit]
     checkpoints: int
 
 
 class CommitScheduler:
-    """The commits of one table. `advance` is the table's own way to `step`, for whoever holds a pending commit."""
+    """The commits of one table. `advance`: the table's own `step`, for holders of a pending commit."""
 
     def __init__(
         self, setup: TableSetup, writer: Writer, state: State, layers: Layers, advance: Callable[[float | None], None]
@@ -86,7 +85,7 @@ class CommitScheduler:
         self._clock = setup.environment.clock
         self._writer = writer
         self._opened = StatePlace.of(writer)
-        """With the losses that were accepted when the state was opened: what was lost since is in it."""
+        """Its count of accepted losses stays that of the opening: the state may have changes that were lost since."""
         self._state = state
         self._layers = layers
         self._advance = advance
@@ -95,23 +94,24 @@ class CommitScheduler:
         self.applied = 0
         """How many commits the state has taken."""
         self.refusal: Misuse | None = None
-        """What a commit was refused with, before anything of it was sent."""
+        """The error of a commit that was refused before anything was sent."""
         progress: Metadata = dict(writer.last_commit.metadata) if writer.last_commit else {}
         self._named: Named = (progress, 0, 0, progress)
         self._quiet = math.nan, -math.inf, 0
-        """A call with this interval has nothing to do before this time, and below this number of changes."""
+        """With this interval, `commit_every` has nothing to do before this time, and below this count of changes."""
         self._put_bytes = 0
         self._committed_s = self._clock()
         of, schema = writer.grant.descriptor, writer.grant.value_schema
         self._is_plain = schema.id == 0 and of.key_type is KeyType.BYTES
-        """Whether keys and values are bytes, which a writer takes as they are."""
+        """Whether keys and values are bytes, so that the writer takes them as they are."""
         self._is_placed = of.hash_rule is HashRule.CALLER
 
     # ---- which progress
 
     def last_named(self, count: int) -> Metadata:
-        """The progress of a call that names none, of a table that was changed so often. Raises Misuse if it was changed
-        since one was named: that is the place of an older state.
+        """Return the progress of a call that names none. `count`: how often the table was changed.
+
+        Raises Misuse if the table was changed since a progress was named, which therefore belongs to an older state.
         """
         named, named_count, _, committed = self._named
         if count == named_count:
@@ -120,17 +120,17 @@ class CommitScheduler:
             raise Misuse(
                 "the table was changed since a progress was named, and this call names none",
                 **self._writer.grant.facts,
-                hint="Name the place that the changes lead to; `table.progress`, if it is the one of the last commit",
+                hint="Name the progress that the changes lead to (`table.progress`, if it is still the last commit's)",
             )
         return {}
 
     def undone(self, count: int) -> None:
-        """The state is that of the last commit again."""
+        """Note that all changes since the last commit are undone."""
         committed = self._named[3]
         self._named = committed, count, 0, committed
 
     def undone_since(self, count: int, now_count: int) -> None:
-        """The state is what it was at that count again."""
+        """Note that all changes since that count are undone."""
         named, named_count, keys, committed = self._named
         if named_count == count:
             self._named = named, now_count, keys, committed
@@ -138,8 +138,9 @@ class CommitScheduler:
     # ---- when
 
     def note(self, interval_s: float, progress: Metadata | None, count: int, keys: int) -> Named | None:
-        """Note the progress of a call of `commit_every`, and that the active layer has so many keys. Returns what was
-        named before, for `commit_if_due`, if the call has more to do. Raises Misuse.
+        """Note the progress of a `commit_every` call, with the counts of changes and of the active layer's keys.
+
+        Return the earlier progress, for `commit_if_due`, if the call has more to do. Raises Misuse.
         """
         before, (quiet_interval_s, quiet_until_s, quiet_count) = self._named, self._quiet
         if interval_s != quiet_interval_s:
@@ -153,13 +154,13 @@ class CommitScheduler:
         self._named = named, count, keys, self._named[3]  # At once: a signal's handler may commit in between.
         return before if count >= quiet_count or self._clock() >= quiet_until_s else None
 
-    def look_at_once(self) -> None:
-        """The next call of `commit_every` has something to do."""
+    def check_at_once(self) -> None:
+        """Have the next call of `commit_every` check whether it has to commit."""
         interval_s, _, count = self._quiet
         self._quiet = interval_s, -math.inf, count
 
     def check_size(self, key: Any, value: Any) -> int:
-        """About how large a change is. Raises ValueTooLarge if no chunk could hold it; a value of None deletes."""
+        """Estimate the size of a change; the value None deletes. Raises ValueTooLarge if no chunk could hold it."""
         keys = self._setup.keys
         size = keys.size(key) + (0 if value is None else self._state.values.size(value))
         if size >= LARGE:
@@ -169,15 +170,15 @@ class CommitScheduler:
         return size
 
     def weigh(self, put_bytes: int) -> None:
-        """So many bytes more were put."""
+        """Count bytes that were put."""
         self._put_bytes += put_bytes
         if self._put_bytes >= self._setup.settings.uncommitted_bytes_max:
-            self.look_at_once()
+            self.check_at_once()
 
     def commit_if_due(self, interval_s: float, before: Named) -> None:
-        """Commit the noted progress if it is time to, or too much has come in. `before`: what was named before it.
+        """Commit the noted progress if it is time to, or there are too many changes. `before`: the progress before it.
 
-        Raises what `commit` names.
+        Raises the errors of `commit`.
         """
         self.step()
         now_s, layers, settings = self._clock(), self._layers, self._setup.settings
@@ -189,17 +190,18 @@ class CommitScheduler:
                 try:
                     self.commit(named, count)
                 except Misuse:
-                    if layers.suspended:  # It was never named: what it is the place of may be undone.
+                    if layers.suspended:  # The transaction may undo the changes that the progress belongs to.
                         self._named = before
                     raise
             self._put_bytes, self._committed_s = 0, now_s
-        until_s = min(self._committed_s + interval_s, now_s + _LOOK_S if self._checkpoints else math.inf)
+        until_s = min(self._committed_s + interval_s, now_s + _CHECK_S if self._checkpoints else math.inf)
         left = settings.uncommitted_changes_max - len(layers.active.changes)
         self._quiet = interval_s, -math.inf if layers.suspended else until_s, count + left
 
     def finish(self, count: int) -> None:
-        """Commit the deferred progress with its changes, or, where no progress was ever named, all of them; then wait
-        for all pending commits. Changes behind the progress stay in the active layer.
+        """Commit the deferred progress with its changes, and wait for all pending commits.
+
+        If no progress was ever named, commit all changes. Changes after the progress stay in the active layer.
         """
         named, named_count, keys, committed = self._named
         if not (named or committed or self._layers.suspended):
@@ -219,9 +221,10 @@ class CommitScheduler:
     # ---- commit
 
     def commit(self, progress: Metadata, count: int) -> Pending[LastCommit]:
-        """Make the active layer the next checkpoint, once there is room for it. `count` is how often the table changed.
+        """Make the active layer the next checkpoint, and wait for older ones first if too many are pending.
 
-        Raises InvalidMetadata, InvalidChange, Misuse, after which the table goes on; any other error ends it.
+        `count`: how often the table was changed. Raises InvalidMetadata, InvalidChange, Misuse, after which the table
+        goes on; any other error ends it.
         """
         with self.refusing():
             _check_progress(progress, self._writer.grant.descriptor.record_bytes_max)
@@ -244,7 +247,7 @@ class CommitScheduler:
         return commit
 
     def _send(self, progress: Metadata) -> Pending[LastCommit]:
-        """Send what was logged: with its commit, if nothing else is under way and it is little; else ahead of that."""
+        """Send the logged changes: inside the commit if they are few and no other is pending; else ahead of it."""
         sent = None if self._checkpoints else self._writer.commit_carried(progress)
         if sent is None:
             handle = self._writer.persist()
@@ -257,7 +260,7 @@ class CommitScheduler:
         return commit
 
     def step(self, timeout_s: float | None = 0.0) -> None:
-        """Take what has come in, or wait this long for what the oldest commit needs next. Raises what it fails with."""
+        """Take answers, and wait up to `timeout_s` for the one that the oldest commit needs. Raises its error."""
         while self._checkpoints:
             if self._sent is None:
                 if not self._confirm(timeout_s):
@@ -269,26 +272,26 @@ class CommitScheduler:
             timeout_s = 0.0
 
     def fail(self, error: BaseException) -> None:
-        """The table has ended, and its pending commits with it."""
+        """End the pending commits with the error that ended the table."""
         while self._checkpoints:
             self._checkpoints.popleft().commit.fail(error)
         self._sent = None
 
     @contextmanager
     def refusing(self) -> Generator[None]:
-        """What is refused inside changed nothing."""
+        """Note a refusal inside the block, which changed nothing."""
         try:
             yield
         except Misuse as refusal:
             self.refusal = refusal if is_refusal(refusal) else None
             raise
 
-    # ---- what is logged
+    # ---- logging
 
     def _log(self, layer: Layer) -> None:
         """Give a layer's changes to the writer, in bulk. Raises InvalidChange before any of them is taken."""
         keys, values = self._logged(layer)
-        if len(keys) <= _FEW and self._is_plain:  # Of few, Arrow's calls would take longer than the work.
+        if len(keys) <= _FEW and self._is_plain:  # For few changes, Arrow's calls take longer than a loop.
             if self._is_placed:
                 for (group, key), value in zip(self._setup.keys.placed(keys), values, strict=True):
                     self._writer.append(group, key, value)
@@ -312,18 +315,18 @@ class CommitScheduler:
         return [key for key, _ in changes], [value for _, value in changes]
 
     def _without_equal(self, changes: list[tuple[Any, Any]]) -> list[tuple[Any, Any]]:
-        """The changes that change something, one after the other."""
+        """Return the changes without those that, in their order, leave a value as it is."""
         now: dict[Any, Any] = {}
-        kept: list[tuple[Any, Any]] = []
+        changed: list[tuple[Any, Any]] = []
         below = self._layers.below[1:]
         for key, value in changes:
             if key not in now:
                 holding = next((one for one in below if key in one), None)
                 now[key] = self._state.get(key) if holding is None else holding[key]
             if not self._state.values.is_same(now[key], value):
-                kept.append((key, value))
+                changed.append((key, value))
                 now[key] = value
-        return kept
+        return changed
 
     # ---- outcomes
 
@@ -346,9 +349,9 @@ class CommitScheduler:
         return commit
 
     def _confirm(self, timeout_s: float | None) -> bool:
-        """Send a Commit of all checkpoints that are durable; False if in so long not even the oldest one is."""
+        """Send a Commit of all durable checkpoints. Return False if the oldest is not durable within the timeout."""
         oldest = self._checkpoints[0].handle
-        assert oldest is not None, "what went with its commit is not confirmed again"
+        assert oldest is not None, "a checkpoint that was sent inside its commit is not confirmed again"
         if timeout_s is not None and not oldest.wait(timeout_s):
             return False
         durable, handle = 1, oldest.result()
@@ -360,13 +363,13 @@ class CommitScheduler:
         return True
 
     def _conclude(self, sent: _SentCommit) -> None:
-        """The Commit that was sent is history: the state takes its changes, and then the waiting caller is told."""
+        """Wait until the sent Commit is history, apply its changes to the state, and resolve the pending commits."""
         commit = sent.commit.result()
         self._sent = None
         changes: dict[Any, Any] = {}
         for layer in self._layers.oldest(sent.checkpoints):
             changes = {**changes, **layer.changes} if changes else layer.changes
-        # Right behind the Commit, or behind the Open that settled it. What an overtaken writer has read is another's.
+        # Right after the Commit, or after the Open that resolved it. A fenced writer may have read on into another's.
         place = self._writer.place if self._writer.life is Life.OPEN else Place(commit.offset + 1)
         self._setup.environment.crash("history")
         self._state.apply(changes, replace(self._opened, ledger=place))
@@ -378,9 +381,9 @@ class CommitScheduler:
 
 
 def check_interval(interval_s: object) -> None:
-    """Raise Misuse for what is no number of seconds."""
+    """Raise Misuse unless the interval is a number of seconds."""
     if not isinstance(interval_s, int | float) or math.isnan(interval_s):
-        raise Misuse(f"an interval is a number of seconds, and not {interval_s!r}", hint="commit_every(1.0)")
+        raise Misuse(f"the interval is {interval_s!r}, not a number of seconds", hint="Call commit_every(1.0)")
 
 
 def _check_progress(progress: Metadata, record_bytes_max: int) -> None:
@@ -392,5 +395,5 @@ def _check_progress(progress: Metadata, record_bytes_max: int) -> None:
             "the progress is too large",
             characters=sum(map(len, texts)),
             characters_max=bytes_max // _MOST_UTF8,
-            hint="It says where to resume; what is larger belongs in the state",
+            hint="Name only the place to resume at, and put other data into the state",
         )

@@ -1,13 +1,13 @@
 """`Table`: keyed state that survives. A mapping whose changes are committed together with the caller's progress.
 
-    layers       changes that no commit holds        layers.py
+    layers       uncommitted changes                 layers.py
     scheduler    when to commit; pending commits     scheduler.py
     writer       sends and commits them              producer
-    state        what is committed                   state/state.py
+    state        the committed state                 state/state.py
 
 The protocol, with "if we die after step n": docs/protocol-table.md.
 
-Invariant: a commit that failed, or whose outcome is not known, ends the table: nothing is read from it any more.
+Invariant: a commit that failed, or whose outcome is unknown, ends the table. It answers no read any more.
 """
 
 from collections.abc import Callable, Generator, Iterator, MutableMapping, Sequence
@@ -36,23 +36,23 @@ R = TypeVar("R")
 _MISSING = object()
 _APART = "Open one in each, of other partitions"
 _WEIGHED = 4 << 10
-"""From here on a put counts for its bytes; smaller ones of bytes are bounded well enough by how many they are."""
+"""The least put whose bytes are counted; the count of changes bounds smaller ones of bytes well enough."""
 
 
 class Table(Guarded, Keyed[K, V], MutableMapping[K, V]):
-    """A mapping of keys (bytes, str, int) to values (bytes, dicts by a value schema, or what JSON has) that survives.
+    """A mapping of keys (bytes, str, int) to values (bytes, dicts by a value schema, JSON values) that survives.
 
         table[b"alice"] = b"1"
         table.commit({"offset": 42})
 
-    Made by `statelog.table`. Belongs to one thread of one process. Changing it while it is iterated is Misuse, and so
-    is a key or value of another type, which no method takes. Leaving its `with` block closes it, as `close` says; left
-    by an error, it commits nothing more.
+    Made by `statelog.table`. Belongs to one thread of one process. Changing it while it is iterated raises Misuse, and
+    so does a key or value of another type, in every method. Leaving its `with` block closes it, as `close` says. After
+    an error it commits nothing more.
     """
 
     def __init__(self, setup: TableSetup, writer: Writer, state: State, opening: OpenReport) -> None:
         self.opening = opening
-        """How it was opened: from what, how much was read, what was set aside."""
+        """How it was opened: from where, how much was read, what was set aside."""
         self._setup, self._writer, self._state = setup, writer, state
         self._guard = Guard("table", writer.name, log=setup.log.name, again="Open it again", apart=_APART)
         self._keys, self._values = setup.keys, state.values
@@ -71,23 +71,23 @@ class Table(Guarded, Keyed[K, V], MutableMapping[K, V]):
     @property
     def last_commit(self) -> LastCommit | None:
         """The last commit that is history: checkpoint, ledger offset, and `metadata`, the progress. None before the
-        first. `position` is what `AtPosition` takes, and not its offset.
+        first. For `AtPosition` use the table's `position`, not this offset.
         """
         return self._writer.last_commit
 
     @property
     def position(self) -> int:
-        """The ledger position of what is committed: for `recover(at_least=)` elsewhere."""
+        """The ledger position of the committed state, for `recover(at_least=)` elsewhere."""
         return self._writer.position
 
     @property
     def is_local(self) -> bool:
-        """Whether all of the state is local by now; else some is read from a snapshot (`TableSettings.loading`)."""
+        """Whether all of the state is local; else some is read from a snapshot (`TableSettings.loading`)."""
         return self._state.is_local
 
     @property
     def changes(self) -> int:
-        """How often it was changed in this life: the same number twice says that nothing was in between."""
+        """How often this object was changed. The same number twice means that nothing changed in between."""
         return self._count
 
     @property
@@ -101,8 +101,9 @@ class Table(Guarded, Keyed[K, V], MutableMapping[K, V]):
     # ---- one key
 
     def get(self, key: K, default: Any = None) -> Any:
-        """The value of a key, or the default. Raises InvalidChange for a key of another type, KeyGroupMismatch for one
-        that is not the table's, ClosedError.
+        """Return the value of a key, or the default.
+
+        Raises InvalidChange for a key of another type, KeyGroupMismatch for one that is not the table's, ClosedError.
         """
         if get_ident() != self._guard.user:
             self._guard.check()
@@ -116,7 +117,7 @@ class Table(Guarded, Keyed[K, V], MutableMapping[K, V]):
         return value if self._plain else self._values.copy(value)
 
     def put(self, key: K, value: V) -> None:
-        """Set a key to a value. It is part of the state now, and of history with the next commit.
+        """Set a key to a value. It is part of the state at once, and of history with the next commit.
 
         Raises InvalidChange, ValueTooLarge, KeyGroupMismatch, ClosedError; nothing is changed then.
         """
@@ -135,7 +136,7 @@ class Table(Guarded, Keyed[K, V], MutableMapping[K, V]):
     __setitem__ = put
 
     def delete(self, key: K) -> None:
-        """Remove a key, if it is there. Raises InvalidChange, ValueTooLarge, KeyGroupMismatch, ClosedError."""
+        """Remove a key, if it exists. Raises InvalidChange, ValueTooLarge, KeyGroupMismatch, ClosedError."""
         if get_ident() != self._guard.user:
             self._guard.check()
         if type(key) is not self._quick or len(key) >= LARGE:  # type: ignore[arg-type]  # it is bytes
@@ -154,7 +155,7 @@ class Table(Guarded, Keyed[K, V], MutableMapping[K, V]):
 
     @Guarded.turn
     def _note(self, key: Any, value: Any) -> None:
-        """A change of which the order counts."""
+        """Add a change to the layer and to its ordered history."""
         self._active[key] = value
         self._history.append((key, value))
 
@@ -178,13 +179,13 @@ class Table(Guarded, Keyed[K, V], MutableMapping[K, V]):
 
     @Guarded.turn
     def __len__(self) -> int:
-        """How many keys there are. The first time RocksDB counts them one by one."""
+        """Count the keys. The first time RocksDB counts them one by one."""
         changes = self._layers.merged()
         while True:
             count = committed = len(self._state)
             for key, value in changes.items():
                 count += (value is not None) - (self._read(key) is not None)
-            if len(self._state) == committed:  # Else it had to go on from another snapshot: count again.
+            if len(self._state) == committed:  # Else the snapshot was replaced meanwhile: count again.
                 return count
 
     @Guarded.turn
@@ -196,9 +197,9 @@ class Table(Guarded, Keyed[K, V], MutableMapping[K, V]):
 
     @Guarded.turn
     def range(self, start: K | None = None, end: K | None = None, *, reverse: bool = False) -> Iterator[tuple[K, V]]:
-        """Keys and values from `start` on and below `end` (None: no bound), in the order of the keys or in reverse.
+        """Iterate over keys and values from `start` on and below `end` (None: no bound), in key order or in reverse.
 
-        RocksDB seeks in every key group, or in that of the prefix; a dict looks at all its keys. Raises InvalidChange.
+        RocksDB seeks in every key group, or in that of the prefix; a dict reads all its keys. Raises InvalidChange.
         """
         first, behind = self._keys.bound(start), self._keys.bound(end)
         committed = self._state.range(first, behind, reverse=reverse)
@@ -213,8 +214,9 @@ class Table(Guarded, Keyed[K, V], MutableMapping[K, V]):
     def _unchanged(
         self, found: Iterator[tuple[Any, Any]], count: int, *, keys_only: bool = False
     ) -> Iterator[tuple[K, V]]:
-        """Copies of what is found, as long as nothing changes the table, which was changed so often when it was asked:
-        the state is read as the items are taken.
+        """Yield copies of the found items, which are read as they are taken.
+
+        `count`: the table's changes and commits when the scan began. Raises Misuse once there are more.
         """
         copy, guard, nobody = self._values.copier(keys_only=keys_only), self._guard, NOBODY
         while True:
@@ -244,12 +246,14 @@ class Table(Guarded, Keyed[K, V], MutableMapping[K, V]):
 
     @Guarded.turn
     def commit(self, progress: Metadata | None = None) -> LastCommit:
-        """Make all changes history, in one commit with `progress`, and wait for it. Without changes it is progress;
-        without `progress` it is the one that was named last, to which nothing may have been changed since.
+        """Make all changes history, in one commit with `progress`, and wait for it.
 
-        Raises InvalidMetadata, Misuse for no progress, and InvalidChange for a typed value that no schema takes, before
-        anything is sent, and the table goes on. Any other error ends it: PersistFailed, Fenced, OutcomeUnknown,
-        CommitRefused, Unavailable, Damaged. The next life goes on from its `progress`.
+        Without changes it commits the progress alone. Without `progress` it commits the last named one; the table must
+        not have changed since then.
+
+        Raises InvalidMetadata, Misuse for a missing progress, and InvalidChange for a typed value that no schema takes.
+        Nothing is sent then, and the table goes on. Any other error ends it: PersistFailed, Fenced, OutcomeUnknown,
+        CommitRefused, Unavailable, Damaged. Open the table again, and resume from its `progress`.
         """
         commit = self._send(progress)
         while not commit.is_over:
@@ -258,7 +262,7 @@ class Table(Guarded, Keyed[K, V], MutableMapping[K, V]):
 
     @Guarded.turn
     def commit_async(self, progress: Metadata | None = None) -> Pending[LastCommit]:
-        """As `commit`, and go on at once: later changes are those of the next commit.
+        """Commit as `commit` does, without waiting: later changes belong to the next commit.
 
         Up to `commits_under_way_max` of them may be pending; then it waits for the oldest. Raises PersistFailed,
         Fenced, OutcomeUnknown, CommitRefused, Unavailable, Damaged for earlier commits, and the refusals of `commit`.
@@ -273,8 +277,9 @@ class Table(Guarded, Keyed[K, V], MutableMapping[K, V]):
         return self._failing(self._commits.commit, progress, self._count)
 
     def lend(self) -> Callable[[Metadata], Pending[LastCommit]]:
-        """For a worker, which counts what its messages have changed: from now on only what this returns commits, and
-        only a transaction undoes.
+        """Reserve the table for a worker, which counts its messages, and return the function that commits.
+
+        From now on only that function commits, and only a transaction undoes changes.
         """
         self._is_lent = True
         return self._commit_lent
@@ -285,24 +290,27 @@ class Table(Guarded, Keyed[K, V], MutableMapping[K, V]):
 
     @Guarded.turn
     def hand_over(self) -> Callable[[], None]:
-        """For a worker, which opens tables in other threads: no thread owns it until one calls what this returns."""
+        """Release the table from this thread, for a worker that opens tables on other threads.
+
+        The thread that calls the returned function owns it from then on.
+        """
         return self._guard.hand_over(self._writer.hand_over())
 
     def _check_unlent(self) -> None:
         if self._is_lent:
             raise Misuse(
-                "the table is a worker's, which commits it with its place in the input, and takes nothing back",
+                "the table belongs to a worker, which commits it with its place in the input",
                 **self._writer.grant.facts,
                 hint="Commit with the worker's methods, and undo with `with table.transaction():`",
             )
 
     def commit_every(self, interval_s: float, progress: Metadata | None = None) -> None:
-        """Call it behind each message: `commit_async` once so many seconds have passed since the last commit, or so
-        much has changed (`uncommitted_changes_max`, `uncommitted_bytes_max`), and nothing at all in between.
+        """Commit, as `commit_async`, if `interval_s` has passed since the last commit. Call it after each message.
 
-        Without `progress`, for while no messages come, it is as `commit` without one. `close`, and so the end of the
-        `with` block, commits what the last call has put off. Raises what `commit_async` names; Misuse for no number of
-        seconds.
+        It also commits after many changes (`uncommitted_changes_max`, `uncommitted_bytes_max`). In between it only
+        notes the progress, and `close`, at the end of the `with` block, commits the last noted one. While there are no
+        messages, call it without `progress`, which works as in `commit`. Raises the errors of `commit_async`, and
+        Misuse if `interval_s` is no number.
         """
         if get_ident() != self._guard.user:
             self._guard.check()
@@ -320,8 +328,9 @@ class Table(Guarded, Keyed[K, V], MutableMapping[K, V]):
 
     @Guarded.turn
     def rollback(self) -> None:
-        """Undo all changes since the last commit, whether that is over or still pending; inside of a transaction, all
-        since it began. Raises Misuse for a worker's table outside of one.
+        """Undo all changes since the last commit, pending or not; inside a transaction, all since it began.
+
+        Raises Misuse for a worker's table outside a transaction.
         """
         is_inside = bool(self._layers.suspended)
         if not is_inside:
@@ -336,7 +345,7 @@ class Table(Guarded, Keyed[K, V], MutableMapping[K, V]):
 
     @contextmanager
     def transaction(self) -> Generator[Self]:
-        """A block whose changes stay if it ends well, and are undone if it raises. It commits nothing; may be nested.
+        """Undo the changes of the block if it raises. The block commits nothing, and blocks may be nested.
 
         with table.transaction():
             table[b"alice"], table[b"bob"] = b"0", b"2"
@@ -346,13 +355,13 @@ class Table(Guarded, Keyed[K, V], MutableMapping[K, V]):
             self._begin(begun)
             yield self
             self._end_transaction(begun, count, keep=True)
-        except BaseException:  # Of a signal's handler, too, wherever it comes: what has begun ends once.
+        except BaseException:  # Also from a signal's handler, anywhere: a begun transaction ends exactly once.
             self._end_transaction(begun, count, keep=False)
             raise
 
     @Guarded.turn
     def _begin(self, begun: list[Layer]) -> None:
-        self._commits.look_at_once()
+        self._commits.check_at_once()
         self._failing(lambda: begun.append(self._layers.begin()))
 
     @Guarded.late_turn
@@ -377,9 +386,10 @@ class Table(Guarded, Keyed[K, V], MutableMapping[K, V]):
     def close(self) -> None:
         """Commit, and release everything. Idempotent.
 
-        If no progress was ever named, all changes are committed. Otherwise those that `commit_every` has put off are.
-        Changes behind the last named progress are discarded, and raise NotCommitted; in a worker's table they are an
-        UncommittedChanges warning. If they replaced a value that was put off, nothing that was put off is committed.
+        If no progress was ever named, all changes are committed. Otherwise those that `commit_every` has deferred are.
+        Changes after the last named progress are discarded, and raise NotCommitted; in a worker's table they give an
+        UncommittedChanges warning. If they replaced a deferred value, no deferred change is committed.
+
         A table that has failed commits nothing. Raises PersistFailed, Fenced, OutcomeUnknown, CommitRefused,
         Unavailable, Damaged. The table is released in any case.
         """
@@ -400,7 +410,7 @@ class Table(Guarded, Keyed[K, V], MutableMapping[K, V]):
                 f"the table {self._setup.log.name} was closed with changes that no commit holds; they are discarded",
                 **self._writer.grant.facts,
                 changed_keys=lost,
-                hint="Call `commit` or `commit_every` behind the last change, with the progress that it leads to "
+                hint="Call `commit` or `commit_every` after the last change, with the progress that it leads to "
                 "(`table.progress`, if it is still that of the last commit), or undo it with `rollback`",
             )
 
@@ -413,16 +423,16 @@ class Table(Guarded, Keyed[K, V], MutableMapping[K, V]):
             with ExitStack() as closing:
                 closing.push(self._setup)
                 closing.callback(self._state.close)
-                if is_failed:  # There is nothing to warn of.
+                if is_failed:  # Without a warning of uncommitted changes.
                     self._writer.__exit__(RuntimeError, None, None)
                 else:
                     self._writer.close()
 
     def _failing(self, work: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
-        """What ends the writer, or leaves the state behind, ends the table; a refusal does not.
+        """Run `work`, and end the table with any error but a refusal: the writer has ended, or the state is behind.
 
-        A function, and no `with` block: where one ends a signal's handler may raise, and puts would go into a layer
-        that is sealed, and never be logged.
+        A function and not a `with` block: a signal's handler may raise at the end of a block. Puts would then go into a
+        sealed layer, and never be logged.
         """
         commits = self._commits
         try:
@@ -440,14 +450,14 @@ class Table(Guarded, Keyed[K, V], MutableMapping[K, V]):
 
     @Guarded.turn
     def _advance(self, timeout_s: float | None) -> None:
-        """For the holder of a pending commit."""
+        """Step, for the holder of a pending commit."""
         self._step(timeout_s)
 
     def _step(self, timeout_s: float | None) -> None:
         self._failing(self._commits.step, timeout_s)
 
     def _refresh(self) -> None:
-        """Take the layers as they are now: reads and puts do not ask for them."""
+        """Refer to the present layers directly, for the speed of reads and puts."""
         layers = self._layers
         self._active, self._history, self._below = layers.active.changes, layers.active.history, layers.below
         self._read = self._state.get

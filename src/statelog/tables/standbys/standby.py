@@ -177,8 +177,8 @@ class Standby(Closing, Keyed[K, V]):
     def get(self, key: K, default: Any = None, *, max_age_s: float | None = None) -> Any:
         """Return the value of a key, or the default.
 
-        Raises TooOld if the state is older than `max_age_s`, InvalidChange for a key of another type, KeyGroupMismatch
-        for one that is not the table's, and the errors of the class.
+        Raises TooOld if the state is older than `max_age_s`, and the errors of the class. Raises InvalidChange for a
+        key of another type, KeyGroupMismatch for one that is not the table's.
         """
         self._owner.check()
         admitted = self._keys.admit(key)

@@ -274,9 +274,9 @@ class DictStore:
     def load(self, changes: pa.Table) -> None:
         """Take committed changes (key_group, op, key, value) in bulk, ahead of the place that they lead to.
 
-        They are the newest of each key between the store's place and the one that `move` gives next, of the table's key
-        groups only, with values in the table's value schema. Any number of tables may come before `move`, also of
-        several commits, oldest first. Until then reads are of no place.
+        They are the newest of each key between the store's place and the one that `move` gives next. They are of the
+        table's key groups only, with values in the table's value schema. Any number of tables may come before `move`,
+        also of several commits, oldest first. Until then reads are of no place.
         """
         if self.missing:
             deletes = changes.filter(pc.equal(changes.column("op"), DELETE))
