@@ -283,7 +283,7 @@ def test_a_fenced_table_serves_nothing(twins: TableRig, how: str) -> None:
 
 def test_refusals(twins: TableRig) -> None:
     """A missing log, no pace, a directory in use, a closed standby and a fork are typed errors."""
-    with pytest.raises(NotFound, match=r"The owner's statelog\.table\(\.\.\., create=True\) makes it"):
+    with pytest.raises(NotFound, match=r"Create it with the owner's statelog\.table\(\.\.\., create=True\)"):
         twins.standby()
     twins.open().close()
     with pytest.raises(ConfigError):

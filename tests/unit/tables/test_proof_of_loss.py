@@ -343,7 +343,7 @@ def test_of_topics_that_are_gone(tmp_path: Path) -> None:
         table[b"n"] = b"1"
         table.commit({"n": 1})
     move(twin, *BOTH)
-    with told("topics that are gone"), tables.open(**shape) as table:
+    with told("its topics were lost"), tables.open(**shape) as table:
         assert b"n" not in table
         _kept_as_lost(table)
 
