@@ -1,4 +1,4 @@
-"""The recovery cache against a model, step by step; and readers against cleanup, all at once."""
+"""The recovery cache against a model, step by step; and readers against cleanup, concurrently."""
 
 import random
 import tempfile
@@ -21,7 +21,7 @@ _IDLE_S = 10
 
 
 class CacheModel(RuleBasedStateMachine):
-    """Opens, closes, time and damage in any order. `idle` is the model: until when the copy of a run must stay."""
+    """Opens, closes, time and damage in any order. `idle` is the model: the time until which a run's copy must stay."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -34,12 +34,12 @@ class CacheModel(RuleBasedStateMachine):
         self.made = 0
 
     def readers(self, name: str) -> int:
-        """Readers of the copy that is handed out now."""
+        """Return the number of readers of the copy that is handed out now."""
         return sum(n == name and copy == self.copies.get(name) for n, _, copy in self.open)
 
     @rule(name=st.sampled_from(_NAMES))
     def open_run(self, name: str) -> None:
-        """A reader more; a download only if there is no copy."""
+        """Add a reader; download only if there is no copy."""
         before = self.rig.downloads[self.runs[name].path]
         reader = self.rig.cache.open(self.rig.store, self.runs[name])
         fetched = self.rig.downloads[self.runs[name].path] - before
@@ -52,7 +52,7 @@ class CacheModel(RuleBasedStateMachine):
 
     @rule(which=st.integers(0, 9), times=st.integers(1, 2))
     def close_reader(self, which: int, times: int) -> None:
-        """A reader less, however often it is closed."""
+        """Remove a reader, however often it is closed."""
         if not self.open:
             return
         name, reader, copy = self.open.pop(which % len(self.open))
@@ -63,7 +63,7 @@ class CacheModel(RuleBasedStateMachine):
 
     @rule(seconds=st.integers(0, 2 * _IDLE_S))
     def time_passes(self, seconds: int) -> None:
-        """Idle copies go when it is time, and no others."""
+        """Let time pass: idle copies are deleted when it is time, and no others."""
         self.rig.now_s += seconds
         self.rig.cache.sweep()
         for name in [name for name, due in self.idle_until.items() if due <= self.rig.now_s]:
@@ -71,14 +71,14 @@ class CacheModel(RuleBasedStateMachine):
 
     @rule(name=st.sampled_from(_NAMES))
     def distrust(self, name: str) -> None:
-        """The copy is handed out no more."""
+        """Hand the copy out no more."""
         self.rig.cache.distrust(self.runs[name])
         self.copies.pop(name, None)
         self.idle_until.pop(name, None)
 
     @rule(name=st.sampled_from(_NAMES))
     def fail_a_download(self, name: str) -> None:
-        """A damaged download leaves everything as it was."""
+        """Fail a download by damage, which leaves everything as it was."""
         if name in self.copies:
             return
         path = f"rig/{self.runs[name].path}"
@@ -92,7 +92,7 @@ class CacheModel(RuleBasedStateMachine):
 
     @invariant()
     def the_disk_holds_what_the_model_says(self) -> None:
-        """Files are the present copies, and the distrusted ones that somebody still reads; counts agree."""
+        """Check that files are the present copies and the distrusted ones with readers, and that counts agree."""
         distrusted = {copy for name, _, copy in self.open if copy != self.copies.get(name)}
         assert len(self.rig.files()) == len(self.copies) + len(distrusted)
         counts = self.rig.cache.statistics()
@@ -100,7 +100,7 @@ class CacheModel(RuleBasedStateMachine):
         assert counts.readers == sum(self.readers(name) for name in _NAMES)
 
     def teardown(self) -> None:
-        """Every reader still reads its run; then nothing is left."""
+        """Check that every reader still reads its run, and that nothing is left then."""
         for name, reader, _ in self.open:
             with reader as file:
                 assert file.read() == name.encode() * 50
@@ -114,7 +114,7 @@ TestCacheModel.settings = settings(deadline=None, max_examples=60, stateful_step
 
 
 def test_readers_and_cleanup_at_once(tmp_path: Path) -> None:
-    """Four threads open, read and close while a fifth removes what is idle: every read is right, counts end at 0."""
+    """Four threads open, read and close while a fifth removes idle copies: every read is right, counts end at 0."""
     rig = CacheRig(tmp_path, idle_s=1e-9)
     runs = [rig.put(name, name.encode() * 50) for name in _NAMES]
     over = Event()
@@ -127,7 +127,7 @@ def test_readers_and_cleanup_at_once(tmp_path: Path) -> None:
     def read(seed: int) -> None:
         rng = random.Random(seed)
         for turn in range(150):
-            if turn == 75:  # All come here, if need be: then nobody reads, and the sweeper cannot be too late.
+            if turn == 75:  # All wait here, if needed: then nobody reads, and the sweeper cannot be too late.
                 wait_for(lambda: rig.cache.statistics().removed > 0)
             number = rng.randrange(len(runs))
             with rig.cache.open(rig.store, runs[number]) as file:
@@ -159,7 +159,7 @@ def test_an_open_cannot_come_between_look_and_removal(tmp_path: Path) -> None:
     came_between: list[bool] = []
 
     def open_now() -> None:
-        # Cleanup asks for the time inside its critical section: whoever opens now has to wait outside.
+        # Cleanup reads the time inside its critical section: an open that starts now has to wait outside.
         if not opening:
             opening.append(pool.submit(rig.read, run))
             came_between.append(bool(wait(opening, 0.1).done))

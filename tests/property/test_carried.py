@@ -46,7 +46,7 @@ def _partition(log: Log, key: bytes) -> int:
 
 
 def _write(rig: TwinLog, commits: Sequence[tuple[bool, int, Sequence[Change]]]) -> list[tuple[int, Sequence[Change]]]:
-    """Two writers, each on half of the partitions. Returns each commit's position and changes."""
+    """Write by two writers, each on half of the partitions. Return each commit's position and changes."""
     found: list[tuple[int, Sequence[Change]]] = []
     with rig.open() as log:
         halves = [[0, 1], [2]]
@@ -75,7 +75,11 @@ def _state(commits: Sequence[tuple[int, Sequence[Change]]]) -> dict[bytes, bytes
 def test_every_reader_has_the_changes_in_the_order_of_the_commits(
     commits: list[tuple[bool, int, list[Change]]], portion_bytes: int, rounds: int
 ) -> None:
-    """Whole, by key group, commit by commit, folded, in parts, and behind a snapshot that a round made."""
+    """Every reader has the changes in the order of the commits: whole, by key group, commit by commit, folded, in
+    parts.
+
+    This holds behind a round's snapshot, too.
+    """
     rig = TwinLog()
     with TemporaryDirectory() as scratch, patch.object(_REPLAY, "_PORTION_BYTES", portion_bytes):
         before = _write(rig, commits[:rounds])
@@ -117,7 +121,7 @@ def _carried(rig: TwinLog) -> int:
 
 
 def test_a_record_that_changed_behind_the_fold_is_a_loss() -> None:
-    """What is read again must be the record that was folded."""
+    """A record that changed behind the fold is a loss: a second read must return the record that was folded."""
     rig = TwinLog()
     offset = _carried(rig)
     with rig.open() as log:
@@ -130,7 +134,10 @@ def test_a_record_that_changed_behind_the_fold_is_a_loss() -> None:
 
 @pytest.mark.parametrize("lie", ["partitions", "changes", "first_key_group"])
 def test_changes_that_their_head_does_not_describe_stop_the_reader(lie: str) -> None:
-    """The fold judged by the head; only who may commit can say this, and nobody goes on from it."""
+    """Changes that their head does not describe stop the reader: the fold judged by the head.
+
+    Only a client that may commit can write such a record, and nobody goes on from it.
+    """
     rig = TwinLog()
     offset = _carried(rig)
     with rig.open() as log:

@@ -22,7 +22,7 @@ Row = tuple[Any, ...]
 
 
 def _expected(rig: HistoryRig, start: int, end: int, key_groups: Iterable[int] | None = None) -> dict[int, list[Row]]:
-    """By key group, the changes of the commits between two positions, in order."""
+    """Return by key group the changes of the commits between two positions, in order."""
     wanted = None if key_groups is None else set(key_groups)
     rows: dict[int, list[Row]] = {}
     for commit in rig.history:
@@ -90,7 +90,7 @@ def test_key_groups_of_a_range(seed: int, steps: int, picks: tuple[float, float]
 @settings(deadline=None, max_examples=40)
 @given(seed=_seeds, steps=_steps)
 def test_ranges_between_checkpoints(seed: int, steps: int) -> None:
-    """From one retained checkpoint to a later one are the commits behind the first, up to the second."""
+    """A range between two retained checkpoints has the commits behind the first, up to the second."""
     world = history_world(seed, steps)
     rig = world.rig
     held = [commit for commit in rig.history if commit.position >= world.oldest]
@@ -106,8 +106,10 @@ def test_ranges_between_checkpoints(seed: int, steps: int) -> None:
 @settings(deadline=None, max_examples=40)
 @given(seed=_seeds, steps=_steps, pick=st.floats(0, 1))
 def test_what_was_truncated_says_what_is_held(seed: int, steps: int, pick: float) -> None:
-    """The oldest start is the oldest snapshot's position, or 0; one below or an end above is refused with both. A fold
-    that was kept below all snapshots serves as long as the topics reach back."""
+    """The oldest start is the oldest snapshot's position, or 0; a start below it or an end above is refused with both.
+
+    A fold that was retained below all snapshots serves as long as the topics reach back.
+    """
     world = history_world(seed, steps)
     rig, end = world.rig, world.rig.end()
     oldest = plan_changes(rig.log)

@@ -1,4 +1,4 @@
-"""Changes under Hypothesis: the vectorised operations against naive twins of a few lines."""
+"""Changes under Hypothesis: the vectorized operations against naive twins of a few lines."""
 
 from itertools import pairwise
 
@@ -31,7 +31,7 @@ VALUES: list[tuple[pa.DataType, st.SearchStrategy[object]]] = [
 
 @st.composite
 def tables(draw: st.DrawFn) -> tuple[list[Row], pa.Table]:
-    """Rows of a log whose callers name the key groups, and the same as a table of several sliced chunks."""
+    """Draw rows of a log whose callers name the key groups, and the same as a table of several sliced chunks."""
     key_type = draw(st.sampled_from(KeyType))
     value_type, value = draw(st.sampled_from(VALUES))
     group, key = st.sampled_from([0, 1, 2, 7, 65535]), KEYS[key_type]
@@ -44,12 +44,12 @@ def tables(draw: st.DrawFn) -> tuple[list[Row], pa.Table]:
 
 
 def order_of(row: Row) -> tuple[int, object]:
-    """The native order: key groups, then signed longs, bytes, or UTF-8 bytes."""
+    """Return the native order: key groups, then signed longs, bytes, or UTF-8 bytes."""
     return row[0], row[2].encode() if isinstance(row[2], str) else row[2]
 
 
 def naive_last(rows: list[Row]) -> list[Row]:
-    """The last row of every (key group, key), in row order."""
+    """Return the last row of every (key group, key), in row order."""
     last = {(row[0], row[2]): number for number, row in enumerate(rows)}
     return [rows[number] for number in sorted(last.values())]
 
@@ -68,7 +68,7 @@ def test_folds_equal_their_naive_twins(case: tuple[list[Row], pa.Table]) -> None
 @settings(deadline=None, max_examples=200)
 @given(tables())
 def test_words_and_arrow_agree(case: tuple[list[Row], pa.Table]) -> None:
-    """Comparing keys as words, and comparing them with Arrow where words tell too little, give the same rows."""
+    """Comparing keys as words, and with Arrow where words tell too little, gives the same rows."""
     _, table = case
     folds = (last_per_key, sort_by_key, newest_sorted)
     by_words = [fold(table) for fold in folds]

@@ -1,4 +1,4 @@
-"""Chunks under Hypothesis: whatever goes in comes out, and no changed byte goes unnoticed."""
+"""Chunks under Hypothesis: decoded changes equal the encoded ones, and no changed byte goes unnoticed."""
 
 import io
 
@@ -26,7 +26,7 @@ KEYS: dict[KeyType, st.SearchStrategy[object]] = {
 
 @st.composite
 def logs(draw: st.DrawFn) -> tuple[KeyType, list[Row]]:
-    """A key type and at least one change with keys of it."""
+    """Draw a key type and at least one change with keys of it."""
     key_type = draw(st.sampled_from(KeyType))
     group, key = st.integers(0, 65535), KEYS[key_type]
     put = st.tuples(group, st.just(PUT), key, st.binary(max_size=60))
@@ -37,7 +37,7 @@ def logs(draw: st.DrawFn) -> tuple[KeyType, list[Row]]:
 @settings(deadline=None)
 @given(log=logs(), sqn=st.integers(0, (1 << 63) - 1), index=st.integers(0, (1 << 31) - 1), size=st.integers(1, 500))
 def test_what_goes_in_comes_out(log: tuple[KeyType, list[Row]], sqn: int, index: int, size: int) -> None:
-    """Cut into slices of any size, encoded and decoded, the changes are the same in the same order."""
+    """Changes cut into slices of any size, encoded and decoded, are the same in the same order."""
     key_type, rows = log
     batch = rows_batch(rows, key_type)
     found: list[Row] = []
@@ -82,7 +82,7 @@ def test_few_changes_are_as_arrow_has_them(
 
 @given(number=st.integers(-(1 << 63), (1 << 63) - 1))
 def test_numbers_are_as_avro_has_them(number: int) -> None:
-    """What is put into a head by itself is what a codec writes."""
+    """A number put into a head by itself has the bytes that a codec writes."""
     found = io.BytesIO()
     schemaless_writer(found, parse_schema({"type": "long"}), number)
     assert long_bytes(number) == found.getvalue()
@@ -91,7 +91,7 @@ def test_numbers_are_as_avro_has_them(number: int) -> None:
 @settings(deadline=None)
 @given(numbers=st.tuples(*[st.integers(0, (1 << 31) - 1)] * 5), longs=st.tuples(*[st.integers(0, (1 << 63) - 2)] * 3))
 def test_a_head_is_as_a_codec_has_it(numbers: tuple[int, ...], longs: tuple[int, ...]) -> None:
-    """The head that is put together of parts is the record that the codec writes."""
+    """A head that is put together of parts is the record that the codec writes."""
     index, first, last, changes, value_schema_id = numbers
     epoch, sqn, position = longs
     witness = Place(position + 1, LastRecord(position, 77))

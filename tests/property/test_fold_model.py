@@ -1,6 +1,7 @@
-"""The ledger rules under random histories, on the real fold, records and handles; and what each guard prevents.
+"""The ledger rules under random histories, on the real fold, records and handles; and the violation that each guard
+prevents.
 
-`check_history` says what must hold of every history, at every prefix of it.
+`check_history` lists the invariants of every history, at every prefix of it.
 """
 
 import random
@@ -103,7 +104,7 @@ def _list(offset: int, commit: Commit, writer: str, earlier: Sequence[_Listed]) 
 
 
 class _Views:
-    """What every live opener believes: nothing changes on its partitions and its name but by its own commits."""
+    """The views of all live openers: only an opener's own commits change its partitions and its name."""
 
     def __init__(self, world: World) -> None:
         self._world = world
@@ -136,7 +137,7 @@ class _Views:
 
 
 def _check_ranges(commits: Sequence[_Listed]) -> None:
-    """Exactly once: the source ranges of a writer's commits join up, from 0 on after a final commit."""
+    """Check exactly once: the source ranges of a writer's commits join up, from 0 on after a final commit."""
     ends: dict[tuple[str, int], int] = defaultdict(int)
     for listed in commits:
         key, span = (listed.writer, listed.era), listed.body.metadata
@@ -151,7 +152,7 @@ def _check_told(told: Sequence[Told], commits: Sequence[_Listed]) -> None:
 
 
 def _check_replay(world: World, commits: Sequence[_Listed]) -> States:
-    """The state of all commits; per writer and partition its values are in source order, each once."""
+    """Return the state of all commits; check that a writer's values in a partition are in source order, each once."""
     full = _replay(world, commits, {}, _empty())
     for partition, facts in enumerate(full):
         for key in {(fact.writer, fact.era) for fact in facts}:
@@ -165,7 +166,7 @@ def _check_replay(world: World, commits: Sequence[_Listed]) -> States:
 
 
 def _check_prefixes(world: World, commits: Sequence[_Listed], prefixes: Sequence[_Prefix], full: States) -> None:
-    """Every ledger position is a safe snapshot: state so far, then replay from its committed positions."""
+    """Check that every ledger position is a safe snapshot: state so far, then replay from its committed positions."""
     for prefix in prefixes:
         state = _replay(world, commits[: prefix.commits], {}, _empty())
         starts = prefix.state.committed_positions
@@ -185,7 +186,7 @@ def _check_meta(fold: LedgerFold, commits: Sequence[_Listed]) -> None:
 
 
 def _check_twin(world: World, verdicts: Sequence[Void | None]) -> None:
-    """The naive fold comes to the same verdict on every record. Only asked of the fold with all its guards."""
+    """Check that the naive fold reaches the same verdict on every record; only a fold with all guards is compared."""
     if type(world.make_fold()) is not LedgerFold:
         return
     naive = NaiveFold(world.make_fold().identity)
@@ -196,7 +197,7 @@ def _check_twin(world: World, verdicts: Sequence[Void | None]) -> None:
 
 
 def _check_frozen(world: World, prefixes: Sequence[_Prefix], verdicts: Sequence[Void | None], end: LedgerState) -> None:
-    """A fold that starts from any frozen state goes on as one that started at 0."""
+    """Check that a fold that starts from any frozen state goes on like one that started at 0."""
     if type(world.make_fold()) is not LedgerFold:
         return
     for prefix in prefixes:
@@ -241,7 +242,7 @@ SOAK_SEEDS = 20_000
 
 
 class _Mutant(LedgerFold):
-    """A fold without one guard: a record is judged as if it had said what that guard asks for."""
+    """A fold without one guard: it judges a record as if it satisfied that guard."""
 
     def check(self, record: LedgerRecord | None) -> Void | None:
         match record:
@@ -265,7 +266,7 @@ class _Mutant(LedgerFold):
 
 
 class NoBase(_Mutant):
-    """Ignores what a commit continues."""
+    """A fold that ignores a commit's base."""
 
     def _mend_commit(self, record: Commit) -> Commit:
         last = self._last_of(record)
@@ -274,7 +275,7 @@ class NoBase(_Mutant):
 
 
 class BaseIdOnly(_Mutant):
-    """Compares the ids of checkpoints and not who persisted them."""
+    """A fold that compares the ids of checkpoints and not their writers' nonces."""
 
     def _mend_commit(self, record: Commit) -> Commit:
         last = self._last_of(record)
@@ -282,7 +283,7 @@ class BaseIdOnly(_Mutant):
 
 
 class NoPosition(_Mutant):
-    """Ignores committed positions."""
+    """A fold that ignores committed positions."""
 
     def _mend_commit(self, record: Commit) -> Commit:
         above = (
@@ -292,7 +293,7 @@ class NoPosition(_Mutant):
 
 
 class NoNonce(_Mutant):
-    """Takes any commit for an epoch's own that names its number."""
+    """A fold that takes any commit for an epoch's own that names its number."""
 
     def _mend_commit(self, record: Commit) -> Commit:
         live = self.live_epoch(record.epoch)
@@ -301,7 +302,7 @@ class NoNonce(_Mutant):
 
 
 class NoPrior(_Mutant):
-    """Lets every Open stand, whatever its sender had seen."""
+    """A fold that accepts every Open, whatever its sender had read."""
 
     def _mend_open(self, record: Open) -> Open:
         prior = self.prior(record.writer, record.partitions)
@@ -309,7 +310,7 @@ class NoPrior(_Mutant):
 
 
 class _Unfenced(LedgerFold):
-    """Two epochs of one writer may live side by side; a final commit of one ends the other as well."""
+    """A fold where two epochs of one writer may coexist; a final commit of one ends the other as well."""
 
     def check(self, record: LedgerRecord | None) -> Void | None:
         live = self.live_epoch(record.epoch) if isinstance(record, Commit) else None
@@ -319,7 +320,7 @@ class _Unfenced(LedgerFold):
 
 
 class NoFencing(_Unfenced):
-    """Lets earlier epochs live on beside an Open that takes their partitions or their name."""
+    """A fold where earlier epochs survive an Open that takes their partitions or their name."""
 
     def _open(self, offset: int, record: Open) -> None:
         before = dict(self._live)
@@ -328,7 +329,7 @@ class NoFencing(_Unfenced):
 
 
 class NoNameFencing(_Unfenced):
-    """Lets an earlier epoch of the same writer live on where it shares no partition."""
+    """A fold where an earlier epoch of the same writer survives where it shares no partition."""
 
     def _open(self, offset: int, record: Open) -> None:
         taken = set(record.partitions)
@@ -362,12 +363,12 @@ def test_random_histories_keep_every_invariant() -> None:
 
 @pytest.mark.parametrize("mutant", [NoBase, NoPosition, NoNonce, NoPrior, NoFencing, NoNameFencing])
 def test_every_guard_prevents_a_violation(mutant: type[LedgerFold]) -> None:
-    """Without one guard some history breaks an invariant, so the guard is needed and the checks can see it."""
+    """Without any one guard some history breaks an invariant: the guard is needed, and the checks see the violation."""
     assert _first_violation(lambda: mutant(IDENTITY), range(MUTANT_SEEDS)) is not None
 
 
 def test_the_same_seed_gives_the_same_history() -> None:
-    """A failing seed can be run again: nothing but the seed decides."""
+    """The same seed gives the same history, so that a failing seed can be run again."""
     one, other = (simulate(7, _real) for _ in range(2))
     assert one.ledger == other.ledger
     assert one.data == other.data
@@ -376,13 +377,14 @@ def test_the_same_seed_gives_the_same_history() -> None:
 @pytest.mark.soak
 @pytest.mark.timeout(1800)
 def test_many_random_histories_keep_every_invariant() -> None:
-    """The same over many more histories, from seeds that differ in every run."""
+    """Many more histories, from seeds that differ in every run, never break an invariant."""
     start = random.SystemRandom().randrange(1 << 40)
     assert _first_violation(_real, range(start, start + SOAK_SEEDS)) is None
 
 
 def _two_checkpoints_of_one_id(make: Callable[[], LedgerFold]) -> World:
-    """Two lives persist checkpoint 1; a handle that continues the first one's is committed after the second one's.
+    """Return a world where two incarnations persist checkpoint 1, and a handle that continues the first's commits after
+    the second's.
 
     The random histories reach this too seldom to wait for it.
     """
@@ -429,7 +431,10 @@ def _two_checkpoints_of_one_id(make: Callable[[], LedgerFold]) -> World:
 
 
 def test_a_base_that_is_only_an_id_is_not_enough() -> None:
-    """Two lives of a writer can both persist checkpoint 1; the nonce tells which of them a handle continues."""
+    """A base that is only an id is not enough: two incarnations of a writer can both persist checkpoint 1.
+
+    The nonce tells which of them a handle continues.
+    """
     assert check_history(_two_checkpoints_of_one_id(_real)) == Outcome(valid=1, void=1)
     with pytest.raises(ViolationError):
         check_history(_two_checkpoints_of_one_id(lambda: BaseIdOnly(IDENTITY)))

@@ -1,4 +1,4 @@
-"""Arbitrary ledgers: the fold agrees with its naive twin, and what is stored comes back or is found to be damaged."""
+"""Arbitrary ledgers: the fold agrees with its naive twin, and stored bytes come back or are found to be damaged."""
 
 from collections.abc import Callable, Mapping
 
@@ -36,7 +36,7 @@ IDENTITIES = st.builds(LogIdentity, cluster_id=st.text(), data_topic_id=st.text(
 DIGESTS = st.binary(min_size=32, max_size=32)
 
 
-# ---- values that can be: a decoder refuses all others, see test_hostile_bytes.py
+# ---- values that are possible: a decoder refuses all others, see test_hostile_bytes.py
 
 
 @st.composite
@@ -166,7 +166,7 @@ def _near_commits(draw: st.DrawFn, fold: LedgerFold, opens: Mapping[int, Open]) 
 
 
 def _near_restarts(offset: int) -> st.SearchStrategy[Restart]:
-    """Most of them from a snapshot that the fold began at or above, or from what the ledger holds."""
+    """Draw Restarts, most of them from a snapshot that the fold began at or above, or from the ledger's records."""
     positions = st.one_of(st.just(0), st.integers(0, offset), st.integers(0, offset + 2))
     return st.builds(Restart, digest=DIGESTS, position=positions, reason=st.just("disk"), operator=st.just("ann"))
 
@@ -192,8 +192,9 @@ def _answer(judge: Judge, offset: int, record: LedgerRecord | None) -> VoidReaso
 @given(st.data())
 @settings(deadline=None, max_examples=200)
 def test_the_fold_agrees_with_its_naive_twin(data: st.DataObject) -> None:
-    """On any sequence of records both come to the same verdicts, positions and checkpoints, from any frozen state; and
-    at a Restart both stop, or go on, by where they began.
+    """On any sequence of records both folds reach the same verdicts, positions and checkpoints, from any frozen state.
+
+    At a Restart both stop or go on, by where they began.
     """
     fold, naive = LedgerFold(IDENTITY), NaiveFold(IDENTITY)
     opens: dict[int, Open] = {}
@@ -210,12 +211,12 @@ def test_the_fold_agrees_with_its_naive_twin(data: st.DataObject) -> None:
         )
         if isinstance(record, Open):
             opens[offset] = record
-        naive.began = offset  # The fold has just been made of its frozen state.
+        naive.began = offset  # The fold has just been built from its frozen state.
         expected = _answer(naive.apply, offset, record)
         found = _answer(_judging(fold), offset, record)
         if isinstance(expected, OffsetGone) or isinstance(found, OffsetGone):
             assert type(found) is type(expected)
-            return  # Who comes to this place starts anew, from the snapshot that it names.
+            return  # A reader at this position starts again, from the snapshot that the Restart names.
         assert same_verdict(found, expected)
         assert {p: fold.committed_position(p) for p in range(4)} == {p: naive.committed(p) for p in range(4)}
         assert [fold.last_checkpoint(w) for w in "ABC"] == [naive.last(w) for w in "ABC"]
@@ -225,8 +226,9 @@ def test_the_fold_agrees_with_its_naive_twin(data: st.DataObject) -> None:
 @given(st.data())
 @settings(deadline=None, max_examples=100)
 def test_a_restart_counts_from_its_snapshot(data: st.DataObject) -> None:
-    """A ledger lost what only a snapshot holds, and was started anew: from that snapshot everybody agrees, no epoch of
-    before commits again, and who folds from below it is stopped before any of it counts.
+    """A ledger that lost records of a snapshot restarts from that snapshot, and from there everybody agrees.
+
+    No earlier epoch commits again, and a fold from below the snapshot stops before any record counts.
     """
     naive, snapshot = NaiveFold(IDENTITY), LedgerFold(IDENTITY)
     opens: dict[int, Open] = {}
@@ -275,7 +277,7 @@ def _through_bytes(state: LedgerState) -> LedgerState:
 @given(RECORDS)
 @settings(deadline=None)
 def test_ledger_records_survive_their_bytes(record: LedgerRecord) -> None:
-    """A record decodes to itself, and a commit's body to what it was made of."""
+    """A record decodes to itself, and a commit's body to the values that it was made of."""
     found = ledger.decode(ledger.encode(record))
     assert found == record
     if isinstance(found, Commit) and isinstance(record, Commit):
@@ -293,7 +295,7 @@ def test_handles_survive_their_bytes(handle: Handle) -> None:
 @given(RECORDS, st.data())
 @settings(deadline=None)
 def test_a_damaged_ledger_record_stops_its_reader(record: LedgerRecord, data: st.DataObject) -> None:
-    """Any flipped, cut or added byte raises, except in the magic, where the record is a stranger's."""
+    """Any flipped, cut or added byte of a ledger record raises, except in the magic: then it is a stranger's record."""
     damaged = _damage(ledger.encode(record), data)
     if damaged[:4] != b"SLLG":
         assert ledger.decode(damaged) is None
@@ -305,7 +307,7 @@ def test_a_damaged_ledger_record_stops_its_reader(record: LedgerRecord, data: st
 @given(HANDLES, st.data())
 @settings(deadline=None)
 def test_a_damaged_handle_is_refused(handle: Handle, data: st.DataObject) -> None:
-    """Any flipped, cut or added byte raises."""
+    """Any flipped, cut or added byte of a handle raises."""
     damaged = _damage(handle.to_bytes(), data)
     with pytest.raises((Corrupt, UnknownFormat)):
         Handle.from_bytes(damaged)
@@ -314,7 +316,7 @@ def test_a_damaged_handle_is_refused(handle: Handle, data: st.DataObject) -> Non
 @given(st.binary(max_size=200))
 @settings(deadline=None)
 def test_arbitrary_bytes_after_the_magic_never_decode(rest: bytes) -> None:
-    """Bytes with our magic that we did not write raise a typed error and nothing else."""
+    """Foreign bytes after our magic raise a typed error and nothing else."""
     with pytest.raises((CorruptLedger, UnknownFormat)):
         ledger.decode(b"SLLG" + rest)
 

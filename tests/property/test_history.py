@@ -1,12 +1,14 @@
-"""`History` on random worlds: what a process has read and is gone is told, by its first read or within the second.
+"""`History` on random worlds: lost records that a process has read are reported, by its first read or within the
+second.
 
-Three processes follow one ledger on the twin of the port: they open, commit, read, begin again from a place that they
-remember, roll up, and truncate. The ledger loses its tail once, anybody writes on, and a person accepts it in the end.
+Three processes follow one ledger on the twin of the port: they open, commit, read, begin again from a remembered
+position, roll up, and truncate. The ledger loses its tail once, any process writes on, and a person accepts the loss in
+the end.
 
-A. A process that had read a lost record is told by its first read, and no commit of it is found valid later than
-   COMPARE_S after the loss; but where the ledger was truncated past all that it knew.
-B. Without a loss nobody is told of one.
-C. Behind a Restart every new process goes on, and one that holds what was given up is told.
+A. The first read of a process that had read a lost record raises, and no commit of it is found valid later than
+   COMPARE_S after the loss. The exception is a ledger that was truncated past all that the process knew.
+B. No process gets a loss error without a loss.
+C. Behind a Restart every new process goes on, and one that holds forfeited records gets an error.
 """
 
 import random
@@ -34,7 +36,7 @@ _DIGEST = bytes(32)
 
 
 class Snapshot(Folded):
-    """What a History asks of a manifest."""
+    """The part of a manifest that a History needs."""
 
     @property
     def position(self) -> int:
@@ -43,17 +45,17 @@ class Snapshot(Folded):
 
 
 class Snapshots:
-    """The snapshots of the log, newest last; the newest two are kept."""
+    """The snapshots of the log, newest last; the newest two are retained."""
 
     def __init__(self) -> None:
         self.kept: list[Snapshot] = []
 
     def newest_sound(self, *, max_age_s: float = 0.0) -> Manifest | None:
-        """The newest one."""
+        """Return the newest one."""
         return cast("Manifest", self.kept[-1]) if self.kept else None
 
     def at(self, position: int) -> Manifest | None:
-        """The one of a position."""
+        """Return the snapshot of a position."""
         return next((cast("Manifest", one) for one in self.kept if one.position == position), None)
 
 
@@ -126,7 +128,7 @@ class Process:
 
 
 class World:
-    """The cluster, the snapshots, the time, and who had read what is lost."""
+    """The cluster, the snapshots, the time, and the processes that had read lost records."""
 
     def __init__(self, seed: int) -> None:
         self.rng = random.Random(seed)
@@ -142,13 +144,13 @@ class World:
         self.knew: set[Process] = set()
 
     def fold(self) -> LedgerFold:
-        """What a stranger reads."""
+        """Return a fold by a new reader."""
         stranger = Process(self, 0)
         stranger.history.read()
         return stranger.history.ask(lambda fold: fold)
 
     def truncate(self, process: Process) -> None:
-        """Put a snapshot of what a process has read, and truncate below the one before."""
+        """Put a snapshot of the state that a process has read, and truncate below the one before."""
         process.history.read_to(process.history.end(), self.now_s)
         view = process.history.view()
         newest = self.snapshots.newest_sound()
@@ -160,7 +162,7 @@ class World:
         del self.snapshots.kept[:-2]
 
     def lose_tail(self) -> None:
-        """Lose what lies above the newest snapshot, or some of it."""
+        """Lose the tail above the newest snapshot, or some of it."""
         newest = self.snapshots.newest_sound()
         start, end = self.kafka.offsets(_TOPIC, [0])[0]
         least = max(start + 1, newest.position if newest else 1)
@@ -227,7 +229,7 @@ def _hash_at(fold: LedgerFold, offset: int) -> int:
 
 
 def _accept(world: World) -> None:
-    """A person accepts the loss; C."""
+    """Accept the loss, as a person does; C."""
     newest = world.snapshots.newest_sound()
     reach = max([newest.position if newest else 0, *(one.history.place.position for one in world.processes)])
     end = world.kafka.offsets(_TOPIC, [0])[0].end
@@ -246,14 +248,17 @@ def _accept(world: World) -> None:
 
 
 def test_a_lost_tail_is_told_to_whoever_had_read_it() -> None:
-    """By the first read, or within the second of a verdict; never without a loss, and not behind a Restart."""
+    """A process that had read a lost tail learns so by its first read, or within the second of a verdict.
+
+    It gets no such error without a loss, nor behind a Restart.
+    """
     outcomes = Counter(map(_play, range(SEEDS)))
     assert outcomes["told"] > SEEDS // 10, outcomes
     assert outcomes["nothing lost"] > SEEDS // 20, outcomes
 
 
 def test_without_the_comparison_a_writer_is_told_valid_too_late(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The guard is needed."""
+    """Without the comparison a writer gets a valid verdict too late, so the guard is needed."""
 
     def nothing(_now: Following) -> dict[int, int]:
         return {}
@@ -265,7 +270,7 @@ def test_without_the_comparison_a_writer_is_told_valid_too_late(monkeypatch: pyt
 
 
 def test_without_the_place_of_the_last_fold_a_new_one_hides_what_was_lost(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The guard is needed."""
+    """Without the position of the last fold a new one hides the loss, so the guard is needed."""
 
     def forget(history: History, _now: Following) -> None:
         vars(history).update(_known=ORIGIN, _is_lost=False)
@@ -277,7 +282,7 @@ def test_without_the_place_of_the_last_fold_a_new_one_hides_what_was_lost(monkey
 
 
 def test_a_place_beyond_the_end_is_told() -> None:
-    """What somebody remembers has to be there."""
+    """A remembered position beyond the end raises."""
     world = World(1)
     with pytest.raises(BeyondEnd):
         world.processes[0].history.read(Place(99))

@@ -1,7 +1,7 @@
 """Every decoder against hostile bytes: a value or `Damaged`, never a death, a raw exception, or another value.
 
-They are mutants of real ones, as they are and with their checksums made right again. A checksum is no authentication:
-writers with bugs and insiders can seal what they like.
+The bytes are mutants of real ones, as they are and with their checksums made right again. A checksum is no
+authentication: writers with bugs and insiders can seal any bytes.
 """
 
 import hashlib
@@ -47,7 +47,7 @@ _NUMBERS = (1 << 62, 1 << 31, (1 << 32) - 1, (1 << 63) - 1, 0)
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """Bytes, how they are decoded (and used), and how a mutant of them is sealed; None if nothing seals them."""
+    """Bytes, their decoder and its use, and the function that seals a mutant of them; None if nothing seals them."""
 
     data: bytes
     decode: Callable[[bytes], object]
@@ -55,8 +55,8 @@ class Target:
 
 
 def hostile(target: Target, *, seed: int, seconds: float = 0.0, mutants: int = 0) -> str:
-    """Decode mutants in a forked child, so many or so long; says what was wrong, "" if nothing was."""
-    report = mmap.mmap(-1, 1 << 20)  # Shared with the child: what it decodes now, before it may die of it.
+    """Decode mutants in a forked child, so many or so long; return the failure, "" if there was none."""
+    report = mmap.mmap(-1, 1 << 20)  # Shared with the child: the input that it decodes now, before it may die of it.
     code = in_fork(lambda: _attack(target, random.Random(seed), time.monotonic() + seconds, mutants, report))
     said = report.read(struct.unpack("<I", report.read(4))[0])
     report.close()
@@ -64,7 +64,7 @@ def hostile(target: Target, *, seed: int, seconds: float = 0.0, mutants: int = 0
 
 
 def _attack(target: Target, rng: random.Random, until_s: float, mutants: int, report: mmap.mmap) -> None:
-    limit = _address_space_bytes() + _MEMORY_BYTES  # What the parent holds is no fault of the mutants.
+    limit = _address_space_bytes() + _MEMORY_BYTES  # The parent's memory is no fault of the mutants.
     resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
     honest = target.decode(target.data if target.seal is None else target.seal(target.data))
     while mutants > 0 or time.monotonic() < until_s:
@@ -106,7 +106,7 @@ def _mutated(rng: random.Random, data: bytes) -> bytes:
 
 
 def _mutate(rng: random.Random, mutant: bytearray, i: int) -> None:
-    """One change at byte `i`."""
+    """Make one change at byte `i`."""
     match rng.randrange(8):
         case 0 | 1:
             mutant[i] ^= 1 << rng.randrange(8)
@@ -129,7 +129,7 @@ def _mutate(rng: random.Random, mutant: bytearray, i: int) -> None:
 
 
 def make_target(name: str, *, sealed: bool, scratch: Path) -> Target:
-    """The decoder of this name, with or without its seal; a run is made in `scratch`."""
+    """Return the decoder of this name, with or without its seal; a run is made in `scratch`."""
     if name == "run":
         return _run(scratch, sealed=sealed)
     target = TARGETS[name]()
@@ -152,7 +152,7 @@ def _use_chunk(data: bytes) -> object:
 
 
 def resealed_chunk(data: bytes) -> bytes:
-    """A chunk with a right checksum over whatever it holds."""
+    """Return a chunk with a right checksum over any contents."""
     return data[:8] + struct.pack("<Q", xxhash.xxh3_64_intdigest(data[16:])) + data[16:]
 
 
@@ -184,7 +184,7 @@ def _handle() -> Target:
 
 
 def _file(example: str) -> Callable[[], Target]:
-    """An Avro file: mutants of its datum, framed again."""
+    """Return an Avro file: mutants of its datum, framed again."""
 
     def make() -> Target:
         data, sync = EXAMPLES[example].data, EXAMPLES[example].data[-16:]
@@ -238,7 +238,7 @@ def _run(scratch: Path, *, sealed: bool) -> Target:
 
 
 def _refaced(run: RunFile, data: bytes) -> RunFile:
-    """The facts of a run as a manifest would have them of these bytes."""
+    """Return the facts of a run as a manifest would have them of these bytes."""
     spans = tuple(
         span._replace(checksum=xxhash.xxh3_64_intdigest(data[span.offset : span.offset + span.size_bytes]))
         for span in run.index.row_groups
@@ -276,13 +276,13 @@ SOAK_S = 60.0
 
 @pytest.mark.parametrize("name", UNSEALED)
 def test_no_mutant_is_another_value(name: str, tmp_path: Path) -> None:
-    """What was changed on its way is noticed."""
+    """No mutant decodes to another value: every change is noticed."""
     assert hostile(make_target(name, sealed=False, scratch=tmp_path), seed=1, mutants=400) == ""
 
 
 @pytest.mark.parametrize("name", SEALED)
 def test_no_sealed_mutant_breaks_its_reader(name: str, tmp_path: Path) -> None:
-    """What was written so, with a right checksum, is a value or a typed error."""
+    """A sealed mutant, with a right checksum, decodes to a value or raises a typed error."""
     assert hostile(make_target(name, sealed=True, scratch=tmp_path), seed=2, mutants=400) == ""
 
 
@@ -290,7 +290,7 @@ def test_no_sealed_mutant_breaks_its_reader(name: str, tmp_path: Path) -> None:
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("name", UNSEALED)
 def test_millions_of_mutants_are_no_other_value(name: str, tmp_path: Path) -> None:
-    """The same, for a minute of seeds that differ in every run."""
+    """No mutant of a minute of seeds, which differ in every run, is another value."""
     seed = random.SystemRandom().randrange(1 << 40)
     assert hostile(make_target(name, sealed=False, scratch=tmp_path), seed=seed, seconds=SOAK_S) == ""
 
@@ -299,6 +299,6 @@ def test_millions_of_mutants_are_no_other_value(name: str, tmp_path: Path) -> No
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("name", SEALED)
 def test_millions_of_sealed_mutants_break_no_reader(name: str, tmp_path: Path) -> None:
-    """The same, for a minute of seeds that differ in every run."""
+    """No sealed mutant of a minute of seeds, which differ in every run, breaks its reader."""
     seed = random.SystemRandom().randrange(1 << 40)
     assert hostile(make_target(name, sealed=True, scratch=tmp_path), seed=seed, seconds=SOAK_S) == ""

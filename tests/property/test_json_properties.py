@@ -1,4 +1,4 @@
-"""Any JSON value that is put comes back equal: in the table, after a commit, in another life, and in every reader."""
+"""Any JSON value comes back equal: in the table, after a commit, in another process, and in every reader."""
 
 import json
 from typing import Any
@@ -25,14 +25,14 @@ STRANGE = st.binary() | st.just(float("nan")) | st.tuples(st.integers()) | st.ju
 
 
 def _spelt(value: object) -> str:
-    """What tells 1 from 1.0, True and -0.0."""
+    """Return a spelling that tells 1 from 1.0, True and -0.0."""
     return json.dumps(value)
 
 
 @settings(max_examples=60, deadline=None)
 @given(st.dictionaries(TEXT, VALUES, min_size=1, max_size=8))
 def test_values_come_back_equal(state: dict[str, Any]) -> None:
-    """From a table, from a recovery, and as the text of a column, which a writer takes."""
+    """Values come back equal from a table, from a recovery, and as the text of a column, which a writer takes."""
     rig = twin_rig("log")
     options = LogOptions(partitions=2, key_groups=4, key_type="string", value_type="json")
     with statelog.table("log", rig.where(), create=options) as table:
@@ -55,7 +55,7 @@ def test_values_come_back_equal(state: dict[str, Any]) -> None:
 @settings(max_examples=200, deadline=None)
 @given(st.recursive(SCALARS | STRANGE, lambda inner: st.lists(inner) | st.dictionaries(TEXT, inner), max_leaves=6))
 def test_a_value_comes_back_or_is_refused(value: object) -> None:
-    """There is no third way: no value comes back as another one."""
+    """A value comes back or is refused: none comes back as another one."""
     try:
         text = encode_json(value, "k")
     except InvalidChange as error:

@@ -1,8 +1,8 @@
 """Linked records: the fold alone finds a ledger that lost its tail and grew again, for readers that know nothing else.
 
-A world of writers that open, commit, stop reading for a while, or begin from a snapshot, on the real fold and the real
-records. Once the ledger loses its tail, a new reader must say so as soon as one record stands whose writer had folded a
-lost one; and without a loss nobody may ever say so.
+A world of writers that open, commit, stop reading for a while, or begin from a snapshot, on the real fold and records.
+After the ledger loses its tail, a new reader must raise as soon as a record exists whose writer had folded a lost one.
+Without a loss no reader may ever raise.
 """
 
 import random
@@ -27,14 +27,14 @@ _NO_WITNESS = struct.pack("<qq8x", 0, -1)
 
 
 class Reader:
-    """A process that folds the ledger from a base, and knows the place that it has reached."""
+    """A process that folds the ledger from a base, and knows the position that it has reached."""
 
     def __init__(self, base: Folded, fold: type[LedgerFold]) -> None:
         self.fold = fold(_IDENTITY, base.state, base.place.last)
         self.place = base.place
 
     def read(self, ledger: list[bytes]) -> None:
-        """Fold all that is new, without comparing what was folded before."""
+        """Fold all new records, without comparing the ones that were folded before."""
         for offset in range(self.fold.position, len(ledger)):
             last = LastRecord.of(offset, ledger[offset])
             self.fold.apply(offset, decode(ledger[offset]), last.hash)
@@ -42,7 +42,7 @@ class Reader:
 
 
 class World:
-    """The ledger, the newest snapshot, and writers of which each has one epoch and folds when chance says so."""
+    """The ledger, the newest snapshot, and writers, each with one epoch and folds at random times."""
 
     def __init__(self, seed: int, fold: type[LedgerFold] = LedgerFold) -> None:
         self.rng = random.Random(seed)
@@ -87,7 +87,7 @@ class World:
         self.knew.discard(writer)
 
     def commit(self, writer: str) -> tuple[int, bool]:
-        """Commit by what the writer has folded, which may be old. Return the offset, and whether its epoch is live."""
+        """Commit by the writer's fold, which may be old. Return the offset, and whether its epoch is live."""
         reader, epoch, nonce = self.writers[writer]
         base, judge = reader.fold.last_checkpoint(writer), self.stranger().fold
         live = judge.live_epoch(epoch)
@@ -103,7 +103,7 @@ class World:
         return self.append(commit), live is not None and live.nonce == nonce
 
     def lose_tail(self) -> None:
-        """Lose some of what lies above the newest snapshot."""
+        """Lose some of the records above the newest snapshot."""
         end = self.rng.randrange(max(1, self.base.state.position), len(self.ledger))
         del self.ledger[end:]
         self.is_lost = True
@@ -111,7 +111,7 @@ class World:
 
 
 def _proofs(world: World) -> Iterator[tuple[int, Place]]:
-    """Play a history; yield what proves the loss: offset and witness of each record that counts."""
+    """Play a history; yield the proofs of the loss: offset and witness of each record that counts."""
     rng = world.rng
     for _ in range(rng.randrange(4, 50)):
         writer, x = rng.choice(_NAMES), rng.random()
@@ -145,7 +145,7 @@ def _play(seed: int, fold: type[LedgerFold] = LedgerFold) -> str:
 
 
 def _accept(world: World, reader: Reader) -> None:
-    """A person accepts the loss: from there on nobody is told of it, though all who knew go on to write."""
+    """Accept the loss, as a person does: from there on nobody gets an error, though all processes go on to write."""
     restart = Restart(digest=_DIGEST, position=0, reason="disk", operator="ann")
     while len(world.ledger) <= max(place.place.position for place, _, _ in world.writers.values()):
         world.append(restart)
@@ -160,7 +160,7 @@ def _accept(world: World, reader: Reader) -> None:
 
 
 def test_records_are_linked() -> None:
-    """A stranger is told by the first record whose writer knew more, nobody without a loss, nobody behind a Restart."""
+    """A new reader raises at the first record whose writer knew more; none does without a loss or behind a Restart."""
     outcomes = Counter(map(_play, range(SEEDS)))
     assert min(outcomes.values()) > SEEDS // 20, outcomes
     assert len(outcomes) == 3, outcomes
@@ -184,14 +184,14 @@ class _Hashless(LedgerFold):
 
 @pytest.mark.parametrize("mutant", [_Unlinked, _Hashless])
 def test_each_guard_is_needed(mutant: type[LedgerFold]) -> None:
-    """Without the witness of commits, or without the hashes, some history loses its tail and no stranger is told."""
+    """Without the witness of commits, or without the hashes, some history loses its tail and no new reader raises."""
     with pytest.raises(AssertionError, match="nobody says so"):
         for seed in range(SEEDS):
             _play(seed, mutant)
 
 
 def test_a_record_of_an_earlier_log_proves_nothing() -> None:
-    """What a writer of a log that was deleted sends to the topics of the new one is no proof of a loss."""
+    """A record that a deleted log's writer sends to the topics of the new one is no proof of a loss."""
     world = World(1)
     world.open("A")
     far = Place(1_000, LastRecord(999, 7))
@@ -210,7 +210,7 @@ def test_a_record_of_an_earlier_log_proves_nothing() -> None:
 
 
 def test_the_newest_hashes_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A process that follows a ledger for years has a bounded number of them."""
+    """A process that follows a ledger for years retains a bounded number of hashes."""
     monkeypatch.setattr("statelog.schemas.ledger.fold._MOST_HASHES", 4)
     fold = LedgerFold(_IDENTITY)
     for offset in range(21):

@@ -1,5 +1,6 @@
-"""After any loss of acknowledged records, followed by any appends of anybody, every way in that goes on from what it
-remembers is loud until a person has accepted the loss; then a log is one history again.
+"""After any loss of acknowledged records and any later appends, every resumed client raises until the loss is accepted.
+
+A client resumes from its memory; a person accepts the loss. After that the log is one history again.
 """
 
 from contextlib import closing, suppress
@@ -25,7 +26,7 @@ _APPENDS = st.lists(
 
 
 class Remembered:
-    """What readers and processes knew at one moment: each way in goes on from it."""
+    """The memory of readers and processes at one moment: each client goes on from it."""
 
     def __init__(self, rig: TwinRig) -> None:
         self.log = rig.open()
@@ -33,7 +34,7 @@ class Remembered:
         self.cursor, self.place = cursor.to_json(), self.log.place
 
     def go_on(self, rig: TwinRig) -> dict[str, bool]:
-        """Whether each of them was told of a loss."""
+        """Return for each client whether it raised a loss error."""
         with rig.open() as log:
             return {
                 "resume": _is_told(lambda: recover(log, resume=Cursor.from_json(self.cursor)).stream().close()),
@@ -61,7 +62,7 @@ def _commit(log: Log, name: str, partition: int, value: bytes) -> None:
 
 
 def _append(rig: TwinRig, kind: str) -> None:
-    """Somebody's append; who is refused appends nothing."""
+    """Append as somebody; a refused client appends nothing."""
     with rig.open() as log, suppress(Damaged):
         match kind.split():
             case ["junk"]:
@@ -94,7 +95,10 @@ def _append(rig: TwinRig, kind: str) -> None:
 def test_who_remembers_is_told_until_a_person_accepts(
     before: list[str], lost: int, data_lost: tuple[int, int], appends: list[str]
 ) -> None:
-    """On twins; the loss reaches into what they remember, and the data that goes with it is cut anywhere."""
+    """Every client with a memory raises until a person accepts the loss: on twins, with the data cut anywhere.
+
+    The loss reaches into the remembered records.
+    """
     rig = twin_rig("log")
     rig.create(partitions=_PARTITIONS, key_groups=8).close()
     for number, name in enumerate(before):
@@ -112,7 +116,7 @@ def test_who_remembers_is_told_until_a_person_accepts(
         assert all(known.go_on(rig).values())
     assert all(known.go_on(rig).values())
     with rig.open() as log:
-        # A person was told by one of those who remember.
+        # A client with a memory has told a person.
         accept_ledger_loss(log, reason="test", operator="ann", seen=[known.place])
     with rig.open() as log:
         assert recover(log).position > end
@@ -121,7 +125,7 @@ def test_who_remembers_is_told_until_a_person_accepts(
 
 
 def _committed(rig: TwinRig, end: int) -> dict[int, int]:
-    """The committed positions of what the ledger still holds: the data below is what a restore brings, too."""
+    """Return the committed positions of the ledger's remaining records: a restore brings the data below, too."""
     with rig.open() as log, closing(log.replay()) as ledger:
         ledger.fold_to(end)
         return ledger.fold.freeze().committed_positions

@@ -1,10 +1,10 @@
 """Snapshots, retention and truncation under random schedules: stalls, crashes, several materializers, late puts.
 
 The world has one data partition, whose offsets equal ledger positions. Every store operation is one atomic step with
-strong consistency; a process may stall, crash or start again between any two; a put may be cut off and land later. What
-is kept, truncated, condemned and merged is decided by `statelog.schemas.snapshot.retention`. One seed decides
-everything. After every step the newest manifest and the one before it can be recovered: their runs are there, and the
-log reaches back to them. `off` names a guard to leave out.
+strong consistency. A process may stall, crash or start again between any two. A put may be cut off and take effect
+later. `statelog.schemas.snapshot.retention` decides what to retain, truncate, condemn and merge. One seed decides
+everything. After every step the newest manifest and the one before it can be recovered: their runs exist, and the log
+reaches back to them. `off` names a guard to leave out.
 """
 
 import random
@@ -46,7 +46,7 @@ class ViolationError(AssertionError):
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """A manifest's file. It is void if a newer number stood when it was put."""
+    """A manifest's file. It is void if a newer number existed when it was put."""
 
     manifest: Manifest
     put_s: float
@@ -54,11 +54,11 @@ class Stored:
 
 
 class ManifestWorld:
-    """The store, the ends of the log, the clock, and counts of what happened."""
+    """The store, the ends of the log, the clock, and counts of events."""
 
     def __init__(self, seed: int, off: str = "") -> None:
         self.rng = random.Random(seed)
-        self.cut_rng = random.Random(seed)  # Of its own: the schedules do not depend on how runs are cut.
+        self.cut_rng = random.Random(seed)  # A generator of its own: the schedules do not depend on how runs are cut.
         self.off = off
         self.now_s = 0.0
         self.start = self.end = 0
@@ -70,12 +70,12 @@ class ManifestWorld:
         self.policy = RetentionPolicy(keep=KEEP, min_age_s=0.0 if off == "age" else MIN_AGE_S)
 
     def next_id(self) -> int:
-        """A number never used before."""
+        """Return a number never used before."""
         self.ids += 1
         return self.ids
 
     def newest(self) -> int:
-        """The newest number, 0 before the first."""
+        """Return the newest number, 0 before the first."""
         return max(self.manifests, default=0)
 
     def write_runs(self, positions: range, key_groups: range, level: int) -> list[RunRef]:
@@ -103,7 +103,7 @@ class ManifestWorld:
         )
 
     def put(self, manifest: Manifest) -> bool:
-        """Put if absent. True if it stands there now."""
+        """Put if absent. Return whether it is in its slot now."""
         if manifest.number in self.manifests:
             return False
         void = self.newest() > manifest.number
@@ -111,19 +111,19 @@ class ManifestWorld:
         return True
 
     def holds(self, manifest: Manifest) -> bool:
-        """Whether all runs of the manifest are there."""
+        """Return whether all runs of the manifest exist."""
         return all(run.path in self.files for run in manifest.runs)
 
     def live_leases(self) -> list[Lease]:
-        """The leases that hold something back now."""
+        """Return the leases that hold truncation now."""
         return [lease for lease, at_s in self.leases.values() if not expired(lease, at_s, self.now_s, CAP_S)]
 
     def expired_leases(self) -> list[Lease]:
-        """The leases that may be deleted."""
+        """Return the leases that may be deleted."""
         return [lease for lease, at_s in self.leases.values() if expired(lease, at_s, self.now_s, CAP_S)]
 
     def listing(self) -> list[str]:
-        """Every file but manifests."""
+        """Return every file but manifests."""
         return [*self.files, *(f"leases/{lease}.avro" for lease in self.leases), "runs/notes.txt", "descriptor.avro"]
 
     def delete(self, path: str) -> None:
@@ -135,12 +135,12 @@ class ManifestWorld:
         self.files.discard(path)
 
     def land(self) -> None:
-        """A put that was cut off takes effect after all."""
+        """Let a put that was cut off take effect after all."""
         if self.delayed:
             self.put(self.delayed.pop(self.rng.randrange(len(self.delayed))))
 
     def check(self) -> None:
-        """Whether the newest manifests can be recovered."""
+        """Check that the newest manifests can be recovered."""
         chain = sorted(number for number, stored in self.manifests.items() if not stored.void)[-KEEP:]
         for number in chain:
             manifest = self.manifests[number].manifest
@@ -158,7 +158,7 @@ class ManifestWorld:
 
 
 def materializer(world: ManifestWorld) -> Iterator[None]:
-    """Rounds for ever; every yield is a place to stall or die."""
+    """Run rounds for ever; every yield is a point to stall or die."""
     while True:
         yield
         base = world.manifests.get(world.newest())
@@ -228,10 +228,10 @@ def _publish(world: ManifestWorld, base: Stored | None, runs: Sequence[RunRef], 
 
 
 def _put(world: ManifestWorld, mine: Manifest) -> Generator[None, None, bool]:
-    """One put and what follows from it. Returns whether the round won."""
+    """Put once, with the steps that follow. Return whether the round won."""
     x = world.rng.random()
     if x < 0.05:
-        world.delayed.append(mine)  # cut off: it may land at any later time, or never
+        world.delayed.append(mine)  # cut off: it may take effect at any later time, or never
     else:
         world.put(mine)
     yield
@@ -265,7 +265,7 @@ def _cleanup(
 
 
 def reader(world: ManifestWorld) -> Iterator[None]:
-    """Plans and loads the newest snapshot for ever, under a lease."""
+    """Plan and load the newest snapshot for ever, under a lease."""
     while True:
         yield
         stored = world.manifests.get(world.newest())
@@ -296,7 +296,7 @@ def _lease(world: ManifestWorld, manifest: Manifest) -> Lease:
 
 
 def _read(world: ManifestWorld, manifest: Manifest, lease: Lease) -> Generator[None, None, bool]:
-    """Load the runs, then the tail. Returns False if the reader has to plan again."""
+    """Load the runs, then the tail. Return False if the reader has to plan again."""
     found = world.manifests.get(manifest.number)
     if found is None or found.manifest.nonce != manifest.nonce or world.start > manifest.position:
         return False
@@ -318,7 +318,7 @@ def _read(world: ManifestWorld, manifest: Manifest, lease: Lease) -> Generator[N
 
 
 def simulate(seed: int, off: str = "") -> ManifestWorld:
-    """One history, checked after every step."""
+    """Run one history, checked after every step."""
     world = ManifestWorld(seed, off)
     rng = world.rng
     kinds = [materializer] * rng.randint(1, 3) + [reader] * rng.randint(0, 2)
@@ -372,9 +372,9 @@ def test_snapshots_stay_recoverable_under_any_schedule() -> None:
 
 @pytest.mark.parametrize(("guard", "first"), [("list", 440), ("floor", 0), ("delete", 0), ("before", 0)])
 def test_every_guard_prevents_a_violation(guard: str, first: int) -> None:
-    """Some schedule loses a snapshot without one of the guards of a round: of those from `first` on, for few do.
+    """Without any one guard of a round some schedule loses a snapshot, from seed `first` on, for few do.
 
-    list: look again after the put. floor: truncate by the oldest kept manifest. delete: a loser deletes nothing.
+    list: list again after the put. floor: truncate by the oldest retained manifest. delete: a loser deletes nothing.
     before: condemn only files of a listing taken before the put.
     """
     assert _first_violation(guard, range(first, first + MUTANT_SEEDS)) is not None
@@ -412,14 +412,14 @@ def _drop_kept(listed: Iterable[int], _kept: object, own: int) -> tuple[int, ...
     ],
 )
 def test_every_wrong_decision_is_seen(monkeypatch: pytest.MonkeyPatch, decision: str, wrong: object) -> None:
-    """A decision that keeps too little loses a snapshot in some schedule, so the checks can see it."""
+    """A decision that retains too little loses a snapshot in some schedule, so the checks see it."""
     monkeypatch.setattr(sys.modules[__name__], decision, wrong)
     assert _first_violation("", range(MUTANT_SEEDS)) is not None
 
 
 @pytest.mark.parametrize("guard", ["age", "lease"])
 def test_age_and_leases_serve_readers_and_never_safety(guard: str) -> None:
-    """Without them nothing is lost, but more readers have to plan again."""
+    """Without age and leases no state is lost, but more readers have to plan again."""
     without = sum(world.replans for world in _histories(guard))
     assert without > sum(world.replans for world in _histories(""))
 
@@ -427,6 +427,6 @@ def test_age_and_leases_serve_readers_and_never_safety(guard: str) -> None:
 @pytest.mark.soak
 @pytest.mark.timeout(1800)
 def test_snapshots_stay_recoverable_under_many_schedules() -> None:
-    """The same over many more schedules, from seeds that differ in every run."""
+    """Snapshots stay recoverable over many more schedules, from seeds that differ in every run."""
     start = random.SystemRandom().randrange(1 << 40)
     assert _first_violation("", range(start, start + SOAK_SEEDS)) is None

@@ -1,4 +1,4 @@
-"""Merging runs against a plain dict, and damaged runs against the promise that nobody believes them."""
+"""Merges of runs against a plain dict, and damaged runs, which no reader believes."""
 
 import tempfile
 from functools import cache
@@ -26,7 +26,7 @@ KINDS = {"bytes": (BYTES, pa.binary()), "text": (TEXT, pa.string()), "longs": (L
 
 @st.composite
 def runs(draw: st.DrawFn) -> tuple[list[list[Row]], pa.DataType]:
-    """A few runs of changes, oldest first, each with one change per (key group, key), and their key type."""
+    """Draw a few runs of changes, oldest first, each with one change per (key group, key), and their key type."""
     keys, key_type = KINDS[draw(st.sampled_from(sorted(KINDS)))]
     place = st.tuples(st.integers(0, 3), keys)
     values = st.one_of(st.none(), st.binary(max_size=3))
@@ -42,7 +42,7 @@ def _folded(all_runs: list[list[Row]], *, drop_deletes: bool) -> dict[tuple[int,
 @settings(deadline=None)
 @given(runs(), st.booleans())
 def test_merge_is_the_fold(given_runs: tuple[list[list[Row]], pa.DataType], drop_deletes: bool) -> None:
-    """A merge keeps exactly the newest change of every key, sorted, with or without deletes."""
+    """A merge has exactly the newest change of every key, sorted, with or without deletes."""
     all_runs, key_type = given_runs
     merged = merge_tables([change_table(run, key_type) for run in all_runs], drop_deletes=drop_deletes)
 
@@ -55,7 +55,7 @@ def test_merge_is_the_fold(given_runs: tuple[list[list[Row]], pa.DataType], drop
 def test_streamed_merge_is_the_merge(
     given_runs: tuple[list[list[Row]], pa.DataType], drop_deletes: bool, steps: list[int], most_bytes: int
 ) -> None:
-    """Cutting the runs into pieces of any size and streaming them, so much at once, gives the rows of the whole."""
+    """A merge that streams pieces of any size, with any bound, gives the rows of the whole."""
     all_runs, key_type = given_runs
     tables = [change_table(run, key_type) for run in all_runs]
     streams = [
@@ -103,7 +103,7 @@ def _damaged_store(data: bytes, run: RunFile) -> MemoryStore:
 
 
 def _believed(data: bytes, wanted: range) -> pa.Table | None:
-    """What a reader makes of a damaged file: a table, or None if it noticed."""
+    """Return a reader's table of a damaged file, or None if it noticed."""
     _, run, _ = _sample()
     try:
         with RunReader(_damaged_store(data, run).open(run.path), run) as reader:
@@ -128,7 +128,7 @@ def test_every_flipped_byte_is_noticed_or_harmless() -> None:
 @settings(deadline=None)
 @given(st.data())
 def test_cut_and_grown_files_are_noticed(data: st.DataObject) -> None:
-    """A file that is shorter or longer than its facts say is never read, whatever part is asked for."""
+    """A file that is shorter or longer than its facts say is never read, whatever part is wanted."""
     whole, _, _ = _sample()
     cut = data.draw(st.integers(1, len(whole) - 1))
 

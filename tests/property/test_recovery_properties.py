@@ -1,4 +1,4 @@
-"""Recovery equals a naive fold of the history, whatever writers, snapshots and truncation did in between."""
+"""Recovery equals a naive fold of the history, whatever writers, snapshots and truncation did."""
 
 from typing import Any
 
@@ -35,7 +35,7 @@ def test_recovery_is_the_naive_fold(seed: int, steps: int, fold_bytes: int) -> N
 @settings(deadline=None, max_examples=40)
 @given(seed=_seeds, steps=_steps, picks=st.lists(st.floats(0, 1), min_size=1, max_size=4))
 def test_any_retained_position_can_be_recovered(seed: int, steps: int, picks: list[float]) -> None:
-    """Every position from the oldest retained one to the end gives the state that was there; none below does."""
+    """Every position from the oldest retained one to the end gives its state; none below does."""
     world = history_world(seed, steps)
     rig, end = world.rig, world.rig.end()
     for pick in picks:
@@ -55,7 +55,7 @@ def test_any_retained_position_can_be_recovered(seed: int, steps: int, picks: li
 @settings(deadline=None, max_examples=40)
 @given(seed=_seeds, steps=_steps)
 def test_a_checkpoint_is_the_position_behind_its_commit(seed: int, steps: int) -> None:
-    """Every retained checkpoint of every writer is found, and its state is that right behind its commit."""
+    """Every retained checkpoint of every writer is found, and its state is the one right behind its commit."""
     world = history_world(seed, steps)
     rig = world.rig
     for commit in rig.history:

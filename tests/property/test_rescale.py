@@ -1,8 +1,8 @@
 """Any number of writers and readers over one log, key groups re-assigned at every restart.
 
-A job counts events. It is restarted with another number of workers again and again, while the ones before are still
-running; workers die between any two steps, rounds roll up and truncate, readers restore any share of the state. The
-counts are always those of the events that were committed: nothing lost, nothing counted twice, nothing of a zombie.
+A job counts events. It is restarted with another number of workers again and again, while the earlier ones are still
+running. Workers die between any two steps, rounds roll up and truncate, readers restore any share of the state. The
+counts always equal the committed events: nothing lost, nothing counted twice, nothing of a zombie.
 """
 
 import re
@@ -36,7 +36,7 @@ class RescaleMachine(RuleBasedStateMachine):
         self._world = RescaleWorld(Path(self._scratch.name))
 
     def teardown(self) -> None:
-        """See once more that the whole state is right."""
+        """Check once more that the whole state is right."""
         self._world.read(2)
         self._scratch.cleanup()
 
@@ -46,7 +46,7 @@ class RescaleMachine(RuleBasedStateMachine):
         data=st.data(),
     )
     def restart(self, workers: int, zombies: list[tuple[int, int]], data: st.DataObject) -> None:
-        """Another number of workers take over one by one; those before run on in between, some of them unharmed."""
+        """Start another number of workers one by one; the earlier ones run on meanwhile, some of them unharmed."""
         world = self._world
         for worker in list(world.workers):
             world.leave(worker)
@@ -59,14 +59,14 @@ class RescaleMachine(RuleBasedStateMachine):
     @precondition(lambda self: self._world.workers)
     @rule(which=st.integers(0, PARTITIONS - 1), events=events, dies_at=st.sampled_from(DEATHS))
     def work(self, which: int, events: int, dies_at: str) -> None:
-        """A worker takes a step, and may die on the way; its share has nobody then."""
+        """Step a worker, which may die on the way; nobody has its share then."""
         workers = self._world.workers
         self._world.step(workers[which % len(workers)], events, dies_at)
 
     @precondition(lambda self: self._world.workers)
     @rule(which=st.integers(0, PARTITIONS - 1))
     def replace(self, which: int) -> None:
-        """One worker is started a second time, while the first of its name still runs."""
+        """Start one worker a second time, while the first of its name still runs."""
         worker = self._world.workers[which % len(self._world.workers)]
         self._world.leave(worker)
         self._world.open(worker.number, worker.workers)
@@ -74,17 +74,17 @@ class RescaleMachine(RuleBasedStateMachine):
     @precondition(lambda self: self._world.zombies)
     @rule(which=st.integers(0, 9), events=events, dies_at=st.sampled_from(DEATHS))
     def zombie(self, which: int, events: int, dies_at: str) -> None:
-        """A worker that was left behind goes on."""
+        """Step a worker that was left running."""
         self._step_zombie(which, events, dies_at)
 
     @rule()
     def materialize(self) -> None:
-        """What was committed is rolled up, and the log truncated below."""
+        """Roll the commits up, and truncate the log below."""
         self._world.round()
 
     @rule(readers=st.integers(1, KEY_GROUPS + 2))
     def read(self, readers: int) -> None:
-        """The union of all shares is the model, also where there are more readers than key groups."""
+        """Compare the union of all shares with the model, also with more readers than key groups."""
         self._world.read(readers)
 
     def _step_zombie(self, which: int, events: int, dies_at: str) -> None:
@@ -107,19 +107,19 @@ def _run(examples: int, steps: int) -> None:
 
 
 def test_counts_survive_every_rescale() -> None:
-    """Whatever is restarted with whatever parallelism, the state is that of the events that were committed."""
+    """After any restarts with any parallelism, the state is the one of the committed events."""
     _run(examples=20, steps=25)
 
 
 @pytest.mark.soak
 @pytest.mark.timeout(0)
 def test_counts_survive_every_rescale_for_long() -> None:
-    """The same, over many more and longer histories."""
+    """Counts survive every rescale over many more and longer histories."""
     _run(examples=1500, steps=60)
 
 
 def _shrink_and_grow(world: RescaleWorld) -> None:
-    """Four workers, then two, then four again, each of which commits as soon as it is there."""
+    """Run four workers, then two, then four again, each of which commits as soon as it has started."""
     for workers in (4, 2, 4):
         for worker in list(world.workers):
             world.leave(worker)
@@ -130,13 +130,13 @@ def _shrink_and_grow(world: RescaleWorld) -> None:
 
 @pytest.mark.parametrize("care", [Care.OWN_COMMIT_ONLY, Care.OWN_PARTITIONS_ONLY])
 def test_a_careless_job_counts_twice_and_is_found_out(care: Care, tmp_path: Path) -> None:
-    """Without either half of the rule for source positions, a partition is taken up where it was before."""
+    """Without either half of the rule for source positions a partition resumes from its old position: counts double."""
     with pytest.raises(AssertionError, match="position"):
         _shrink_and_grow(RescaleWorld(tmp_path, care))
 
 
 def test_a_careful_job_counts_once(tmp_path: Path) -> None:
-    """With both halves the same history is right."""
+    """With both halves of the rule the same history counts once."""
     world = RescaleWorld(tmp_path)
     _shrink_and_grow(world)
     assert world.committed == dict.fromkeys(range(PARTITIONS), 9)
@@ -159,7 +159,7 @@ def test_the_worked_example_of_the_documentation() -> None:
 
 
 def _count_one_more(names: dict[str, Any], twin: TwinLog, worker: int, workers: int) -> None:
-    """One event for each partition of a worker's share; its key is the partition's first, its value what is counted."""
+    """Count one event for each partition of a worker's share; its key is the partition's first, its value the count."""
     with twin.open() as log:
         writer, state, positions = names["start"](log, worker, workers)
         for partition in writer.grant.partitions:

@@ -1,4 +1,4 @@
-"""Raw keys and RocksDB: sorted tables come out in the order of their bytes; a database is the state it was made of."""
+"""Raw keys and RocksDB: sorted tables come out in the order of their bytes; a database is the state of its source."""
 
 import tempfile
 from itertools import pairwise
@@ -32,7 +32,7 @@ def _native(row: tuple[int, Any]) -> tuple[int, Any]:
 @settings(deadline=None, max_examples=200)
 @given(data=st.data(), key_type=st.sampled_from(KeyType))
 def test_sorted_tables_become_raw_order(data: st.DataObject, key_type: KeyType) -> None:
-    """However the sorted rows are cut into tables, they come out whole, strictly by key group and key bytes."""
+    """Sorted rows, cut into tables in any way, come out whole, strictly by key group and key bytes."""
     rows = data.draw(st.sets(st.tuples(st.integers(0, 3), _KEYS[key_type]), max_size=30))
     ordered = sorted(rows, key=_native)
     cuts = sorted(data.draw(st.lists(st.integers(0, len(ordered)), max_size=5)))
@@ -50,7 +50,7 @@ def test_sorted_tables_become_raw_order(data: st.DataObject, key_type: KeyType) 
 @settings(deadline=None, max_examples=12)
 @given(data=st.data(), key_type=st.sampled_from(KeyType))
 def test_a_database_is_the_state_of_its_position(data: st.DataObject, key_type: KeyType) -> None:
-    """Puts and deletes over commits and snapshots, at the newest and an older position, in SST files of any size."""
+    """After puts and deletes over commits and snapshots a database, in SSTs of any size, is its position's state."""
     keys = data.draw(st.lists(_KEYS[key_type], min_size=1, max_size=12, unique=True))
     changes = st.lists(st.tuples(st.sampled_from(keys), st.none() | st.binary(max_size=3)), max_size=8)
     rig = history_rig(key_type=key_type)

@@ -1,4 +1,4 @@
-"""Properties of what a round writes: the folded delta, spilled or not, and rounds cut by any budget, against a dict."""
+"""Properties of a round's output: the folded delta, spilled or not, and rounds cut by any budget, against a dict."""
 
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -26,7 +26,7 @@ COMMITS = st.lists(st.dictionaries(KEYS, st.none() | st.binary(max_size=4), min_
 def test_the_delta_is_the_last_change_of_every_key_in_order(
     commits: list[dict[bytes, bytes | None]], fold_bytes: int
 ) -> None:
-    """However often it spills, the delta is strictly sorted and says for every key what the commits said last."""
+    """The delta, however often it spills, is strictly sorted and has the last committed change of every key."""
     twin = TwinLog()
     last: dict[bytes, bytes | None] = {}
     for changes in commits:
@@ -78,7 +78,7 @@ def test_rounds_of_any_budget_reach_the_committed_state(
 
 
 def test_a_first_snapshot_holds_no_deletes_and_a_later_delta_does(tmp_path: Path) -> None:
-    """Deletes vanish where nothing older could be hidden, and only there."""
+    """Deletes vanish where they can hide no older value, and only there."""
     twin = TwinLog()
     twin.write({b"a": b"1", b"b": None})
     log = twin.open()

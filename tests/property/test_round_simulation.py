@@ -1,9 +1,9 @@
 """Properties of real rounds under any interleaving of materializers, writers and readers, on the twins.
 
-Each materializer is the real `run_round`, cut into steps at every store call, at Kafka's calls and at its crash points;
-some cut their runs at every key group, or write a round's runs in several tasks. A step may be followed by a stall of
-any length, or by the process' death. After every step that changed anything, the invariants of DESIGN.md section 3 are
-checked with a plain reader. One seed decides everything; `make soak` takes more of them.
+Each materializer is the real `run_round`, cut into steps at every store call, at Kafka's calls and at its crash points.
+Some cut their runs at every key group, or write a round's runs in several tasks. A step may be followed by a stall of
+any length, or by the process' death. After every step that changed anything, a plain reader checks the invariants of
+DESIGN.md section 3. One seed decides everything; `make soak` takes more of them.
 """
 
 import random
@@ -40,7 +40,7 @@ from tests.support.rigs.log import State, TwinLog, apply_tail, settings_for, sta
 
 KEEP = 2
 _SETTINGS = RecoverySettings(lease_ttl_s=80.0, attempts=100)
-"""It may be stalled longer than its lease lasts, again and again."""
+"""The reader may be stalled longer than its lease lasts, again and again."""
 
 
 _CAP = SubscriptionCap(idle_s=500.0)
@@ -85,8 +85,8 @@ class RoundWorld:
                     actor.kill()
 
     def settle(self) -> None:
-        """Let the leases of the dead and the cap of their subscriptions run out, then run undisturbed rounds until
-        nothing of the past is left.
+        """Let leases and subscriptions of dead processes expire, then run undisturbed rounds until no garbage
+        is left.
         """
         self.twin.now_s += 2 * _CAP.idle_s
         settings = settings_for(self.world.scratch, subscriptions=_CAP)
@@ -141,7 +141,7 @@ class RoundWorld:
             self.stepper.pause()
 
     def _read(self) -> None:
-        """The plain reader and the real one, by turns."""
+        """Alternate the plain reader and the real one."""
         while True:
             log = self._log()
             stored = log.manifests.newest()
@@ -151,7 +151,7 @@ class RoundWorld:
             self.stepper.pause()
 
     def _recover(self, log: Log) -> None:
-        """What was committed before it began is in it; and since nothing is ever lost here, it tells of no damage."""
+        """Recover all earlier commits without any damage, since nothing is ever lost here."""
         floor = max(self.history)
         environment = Environment(clock=self.twin.clock, start=inline, nonce=self.world.nonce)
         recovery = environment.run(recover, log, settings=_SETTINGS)
@@ -168,7 +168,7 @@ class RoundWorld:
             self.stepper.pause()
 
     def _follow(self) -> None:
-        """A reader that begins at a snapshot, reads on for ever, and is told if the cap ended it meanwhile."""
+        """Follow from a snapshot on for ever; the reader gets an error if the cap ended it meanwhile."""
         reader, log = f"reader{self.world.nonce().hex()}", self._log()
         held = Environment(nonce=self.world.nonce).run(SureSubscription, log, reader, holder_id=reader, holder=reader)
         stored = log.manifests.newest()
@@ -242,7 +242,7 @@ class RoundWorld:
     # ---- invariants
 
     def check(self) -> None:
-        """The newest manifest is not void, and it and the one before it can be recovered to the model."""
+        """Check that the newest manifest is valid, and that it and the one before it can be recovered to the model."""
         log = self._observer
         numbers = log.manifests.numbers()
         self._note_void(numbers)
@@ -257,7 +257,7 @@ class RoundWorld:
             self._check_manifest(log, number)
 
     def _check_held(self, log: Log) -> None:
-        """Whatever a reader was sure to hold is there, unless its newest file says that it ended."""
+        """Check that the range of every sure lease exists, unless its newest file says that it ended."""
         ledger, data = log.kafka.offsets(log.ledger_topic, [0])[0].start, log.data_offsets()
         for reader, held in list(self._held.items()):
             needed = {
@@ -288,7 +288,7 @@ class RoundWorld:
 
 
 SEEDS = (0, 1, 3)
-"""Together they have each thing that is counted below."""
+"""Together these seeds have every event that is counted below."""
 STEPS = 1200
 
 
@@ -301,12 +301,12 @@ def _simulate(seed: int, scratch: Path) -> RoundWorld:
 
 @pytest.fixture(scope="module")
 def worlds(tmp_path_factory: pytest.TempPathFactory) -> list[RoundWorld]:
-    """One history of each seed."""
+    """Return one history of each seed."""
     return [_simulate(seed, tmp_path_factory.mktemp("scratch")) for seed in SEEDS]
 
 
 def test_snapshots_are_always_recoverable(worlds: list[RoundWorld]) -> None:
-    """Whatever is stalled, killed or outrun, the newest two snapshots and the tail are the committed state."""
+    """The newest two snapshots and the tail are the committed state, whatever stalls, dies or is overtaken."""
     assert sum(world.completed for world in worlds) > 3 * len(SEEDS)
     assert sum(world.lost for world in worlds) > 0
     assert sum(world.killed for world in worlds) > 0
@@ -318,7 +318,7 @@ def test_snapshots_are_always_recoverable(worlds: list[RoundWorld]) -> None:
 
 
 def test_garbage_is_collected_in_the_end(worlds: list[RoundWorld]) -> None:
-    """After the dead and the losers, a few undisturbed rounds leave only the runs that kept manifests name."""
+    """After deaths and lost races, a few undisturbed rounds leave only the runs that retained manifests name."""
     for world in worlds:
         log = world.twin.open()
         kept = [log.manifests.read(number) for number in log.manifests.numbers()]
@@ -329,7 +329,7 @@ def test_garbage_is_collected_in_the_end(worlds: list[RoundWorld]) -> None:
 
 @pytest.mark.soak
 def test_snapshots_are_always_recoverable_for_long(tmp_path: Path) -> None:
-    """The same, over many more histories."""
+    """Snapshots are recoverable over many more histories."""
     for seed in range(1000, 1400):
         _simulate(seed, tmp_path)
 
@@ -361,7 +361,7 @@ def _no_subscriptions(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_missing_guard_is_noticed(
     remove: Callable[[pytest.MonkeyPatch], None], first: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """With any one guard removed, the simulation finds a history that breaks an invariant, from the `first` seed on."""
+    """Without any one guard the simulation finds a history that breaks an invariant, from the `first` seed on."""
     remove(monkeypatch)
     for seed in range(first, first + 20):
         try:

@@ -1,4 +1,4 @@
-"""The boundaries of a sequence say what a table of change sets says that is kept one by one."""
+"""The boundaries of a sequence agree with a table of change sets, one row each."""
 
 from collections.abc import Callable
 from enum import Enum
@@ -14,23 +14,23 @@ EVENTS = ("append", "roll", "send", "hold", "land", "land", "fail", "confirm", "
 
 
 class Stage(Enum):
-    """Where a change set is."""
+    """The stage of a change set."""
 
     ACTIVE = "active"
-    """It takes appends; parts of it may be on their way already."""
+    """It takes appends; parts of it may be in flight already."""
     UNSENT = "unsent"
     IN_FLIGHT = "in flight"
     DURABLE = "durable"
     COMMITTED = "committed"
     FAILED = "failed"
-    """A chunk of it, or of one before it, is not surely in the log. It never counts."""
+    """A chunk of it, or of an earlier one, is not surely in the log. It never counts."""
 
 
 SETTLED = (Stage.DURABLE, Stage.COMMITTED)
 
 
 class Table:
-    """The naive twin: one row per change set, and nothing derived."""
+    """The naive twin: one row per change set, with nothing derived."""
 
     def __init__(self) -> None:
         self.stages = {INITIAL: Stage.ACTIVE}
@@ -44,18 +44,18 @@ class Table:
         return max(self.stages)
 
     def of(self, *stages: Stage) -> list[int]:
-        """The numbers in these stages."""
+        """Return the numbers in these stages."""
         return [sqn for sqn, stage in self.stages.items() if stage in stages]
 
     def fail(self, first: int) -> None:
-        """It and every later one is over."""
+        """Fail this change set and every later one."""
         self.has_failed = True
         for sqn in self.stages:
             if sqn >= first:
                 self.stages[sqn] = Stage.FAILED
 
     def may_truncate(self, sqn: int) -> bool:
-        """Whether all below it is in a checkpoint."""
+        """Return whether every change set below it is in a checkpoint."""
         return sqn <= self.next and all(below in self.held for below in range(INITIAL, sqn))
 
 
@@ -138,7 +138,7 @@ def _expected_refusal(table: Table, start: int) -> type[Exception] | None:
 
 
 def _stage(sequence: Sequence, sqn: int) -> Stage:
-    """Where the boundaries say that the change set of this number is."""
+    """Return the stage of this change set by the boundaries."""
     if sqn < sequence.confirmed:
         return Stage.COMMITTED
     if sqn < sequence.durable:
@@ -164,7 +164,7 @@ def _check(sequence: Sequence, table: Table) -> None:
 @settings(deadline=None, max_examples=150)
 @given(st.lists(st.tuples(st.sampled_from(EVENTS), st.integers(0, 50)), max_size=40))
 def test_boundaries_agree_with_a_table(events: list[tuple[str, int]]) -> None:
-    """After any history every change set is in the stage that a row of its own says, and starts are refused alike."""
+    """After any history every change set is in the stage of its own row, and starts are refused alike."""
     sequence, table = Sequence(), Table()
     for name, pick in events:
         sequence = STEPS[name](sequence, table, pick)
@@ -174,7 +174,7 @@ def test_boundaries_agree_with_a_table(events: list[tuple[str, int]]) -> None:
 @settings(deadline=None, max_examples=100)
 @given(st.lists(st.tuples(st.sampled_from(EVENTS), st.integers(0, 50)), max_size=40))
 def test_no_boundary_moves_back(events: list[tuple[str, int]]) -> None:
-    """Whatever happens, what was once sent, held, durable, history or truncated stays so."""
+    """No boundary moves back: a sent, held, durable, historical or truncated change set stays so."""
     sequence, table = Sequence(), Table()
     for name, pick in events:
         after = STEPS[name](sequence, table, pick)

@@ -1,12 +1,12 @@
-"""Random lives of Spark's write side, over an in-memory broker that loses, delays, refuses and half-answers.
+"""Random runs of Spark's write side, over an in-memory broker that loses, delays, refuses and half-answers.
 
 Queries and plain writes, two of them to one partition, copy sources into one log, through the sink that Spark calls.
-Their tasks fail, are doubled, lose their message or go on when nobody waits for them; drivers die at any step and come
-back, or stand still while others go on. Whatever happens, the log holds what a plain fold of the batches in its ledger
-gives, every batch once and in order, and each that a driver was told of; and who has no rival meets no error but those
-of a broker that is away. By the kind of a history a query also runs twice, or on copies of its checkpoint, old ones
-too; plain writers come between; or the ledger loses its end, and who saw that goes on no more. Every failure prints the
-seed that replays it.
+Their tasks fail, are doubled, lose their message or go on when nobody waits for them. Drivers die at any step and come
+back, or stand still while others go on. In every case the log equals a plain fold of the batches in its ledger, every
+batch once and in order. Each acknowledged batch is in it. A job without a competing writer meets no error but an
+unavailable broker's. By the kind of a history a query also runs twice, or on copies of its checkpoint, old ones too.
+Plain writers come between; or the ledger loses its end, and a client that read it goes on no more. Every failure prints
+the seed that replays it.
 """
 
 import random
@@ -42,14 +42,14 @@ from tests.support.samples.folds import apply_all, put_all
 
 AWAY = (OutcomeUnknown, PersistFailed, Unavailable)
 OVER = (CheckpointMismatch, CommitRefused, Fenced, LogInUse)
-"""What a driver may be told that has a rival."""
+"""The errors of a driver with a competing writer."""
 RIVAL = "somebody"
 KINDS = ("honest", "honest", "honest", "deposed", "zombies", "zombies", "rivals", "rivals", "forks", "losses")
-"""Honest: whoever runs is alone. Deposed: and old leaders answer, too."""
+"""Honest: every running job is alone. Deposed: old leaders answer, too."""
 
 
 class Judge:
-    """Reads what the ledger says, and knows what the log has to hold by that."""
+    """A reader of the ledger, which derives the required state of the log."""
 
     def __init__(self, machine: Machine, jobs: list[Job]) -> None:
         self.machine, self.jobs = machine, jobs
@@ -66,7 +66,7 @@ class Judge:
         self._ledger = machine.apart(self._log.replay)
 
     def look(self) -> None:
-        """Everything is as it has to be now."""
+        """Check that everything is as it has to be now."""
         with self.machine.quiet():
             self.machine.apart(self._look)
 
@@ -116,7 +116,7 @@ class Judge:
             fork.source.apply(fork.ranges[batch], self._state)
 
     def _check_epoch(self, run: str, epoch: int) -> None:
-        """A run's epoch is its only one, or follows another one of its own: it took none back from others."""
+        """Check that a run's epoch is its only one, or follows one of its own: it took none back from others."""
         before, machine = self._epochs.get(run, epoch), self.machine
         opens, self._epochs[run] = machine.opens(), epoch
         while machine.lost_from is None and epoch > before:
@@ -124,14 +124,14 @@ class Judge:
             epoch = opens[epoch].prior
 
     def holds(self, run: Run) -> bool:
-        """Whether the job's last commit is the run's batch, with its rows."""
+        """Return whether the job's last commit is the run's batch, with its rows."""
         own, newest = run.job.ranges[run.batch], self.newest.get(run.job.name, Range(0, 0))
         is_last = self.seen[run.job.name][-1:] == [run.batch]
         return is_last and (own == newest or own.rows == newest.rows == 0)
 
 
 class History:
-    """One history: what goes on, a step at a time."""
+    """One history: its actors, a step at a time."""
 
     def __init__(self, rng: random.Random, machine: Machine, scratch: Path, kind: str) -> None:
         self.rng, self.machine, self.scratch, self.kind = rng, machine, scratch, kind
@@ -155,10 +155,10 @@ class History:
         rows = self.rng.choice(("unique", "checked", "sequence"))
         return Job(name, Source(name, partitions), kind, rows, numbers_writes=self.rng.random() < 0.7)
 
-    # ---- what goes on
+    # ---- the steps
 
     def step(self) -> None:
-        """One thing of all that could happen now."""
+        """Do one of all steps that are possible now."""
         rng, draw = self.rng, self.rng.random()
         going = [run for runs in self.runs.values() for run in runs if run.may_go]
         if draw < 0.55 and going:
@@ -180,7 +180,7 @@ class History:
             self._strike(draw < 0.99)
 
     def _strike(self, is_early: bool) -> None:
-        """What the kind of the history is about; or a round."""
+        """Do the special action of the history's kind; or run a round."""
         if self.kind == "losses" and self.machine.lost_from is None:
             self.lose()
         elif self.kind == "forks" and is_early:
@@ -191,8 +191,9 @@ class History:
             self.roll_up()
 
     def go_on(self, run: Run) -> None:
-        """The run's next step. That a batch of a copied checkpoint is committed it is told only while that is the
-        last.
+        """Do the run's next step.
+
+        It learns of the commit of a copied checkpoint's batch only while that commit is the last.
         """
         begun, told = self._begun + 1, len(run.job.told)
         self._begun = begun
@@ -202,20 +203,20 @@ class History:
             assert run.job.kind == "plain" or self.judge.holds(run), "told of an old batch, or of another's rows"
 
     def fork(self) -> None:
-        """Somebody copies the checkpoint of a query, or has a copy of how it was."""
+        """Copy the checkpoint of a query, now or as it was."""
         job = self.rng.choice([job for job in self.jobs if job.kind != "plain"])
         batches = max(0, len(job.ranges) - self.rng.choice((0, 0, 1, 1, 2, 3)))
         self.jobs.append(job.fork(batches, is_noted=self.rng.random() < 0.5))
         self.runs[self.jobs[-1]] = []
 
     def lose(self) -> None:
-        """The ledger loses its end. What drivers were told before is no law any more."""
+        """Let the ledger lose its end. Earlier acknowledgements to drivers no longer bind."""
         self.machine.lose(self.rng.randint(1, 4))
         for job in self.jobs:
             job.told.clear()
 
     def start(self, job: Job) -> None:
-        """Somebody starts the job again, if it does not run, or in spite of that."""
+        """Start the job again, if it does not run, or in spite of that."""
         runs, rng = self.runs[job], self.rng
         lives = [run for run in runs if not (run.is_over or run.session.is_dead)]
         if lives and (self.kind != "zombies" or len(lives) > 2 or rng.random() < 0.8):
@@ -223,7 +224,7 @@ class History:
         is_bound = self.kind in ("honest", "deposed", "forks") or rng.random() < 0.4
         session = runs[-1].session if runs and is_bound else rng.choice(self.sessions)
         if self.kind == "forks" and not runs:
-            session = self.machine.session()  # Spark has no query twice in one.
+            session = self.machine.session()  # Spark never has a query twice in one session.
             self.sessions.append(session)
         is_twice = job.kind != "plain" and session in [run.session for run in lives]  # Nor the same one.
         if session.is_dead or rng.random() < 0.3 or is_twice:
@@ -231,7 +232,7 @@ class History:
             self.sessions.append(session)
         more = self.answer_to(runs[-1]) if runs else {}
         if self.kind == "rivals" and rng.random() < 0.2:
-            more |= {"partitions": "0:4"}  # Another share of the log, which others have.
+            more |= {"partitions": "0:4"}  # Another share of the log, which others own.
         run = Run(self.machine, job, session, self._run_id(), more)
         run.launch = self.attempts.append
         runs.append(run)
@@ -240,7 +241,7 @@ class History:
         return str(UUID(int=next(self._numbers)))
 
     def answer_to(self, run: Run) -> dict[str, str]:
-        """The options that a person adds after the error that a run ended with."""
+        """Return the options that a person adds after the error that a run ended with."""
         error = run.error
         if error is None:
             return {}
@@ -255,22 +256,22 @@ class History:
         return {}
 
     def _allowed(self, run: Run) -> tuple[type[StatelogError], ...]:
-        """The errors that this run may end with."""
+        """Return the errors that this run may end with."""
         if self.kind not in ("honest", "deposed"):
             return (*AWAY, *OVER, *((Damaged,) if self.machine.lost_from is not None else ()))
         allowed: tuple[type[StatelogError], ...] = AWAY
         if self.kind == "deposed":
-            allowed += (CheckpointMismatch,)  # The last commit was hidden as it was planned.
+            allowed += (CheckpointMismatch,)  # The last commit was hidden while this one was planned.
         if run.job.kind == "plain":
             others = [one for job, runs in self.runs.items() if job is not run.job for one in runs if one.planned_s]
             if self.kind == "deposed" or any(
                 one.planned_s <= run.last_s and run.planned_s <= one.last_s for one in others
             ):
-                allowed += (CommitRefused, Fenced)  # Another one wrote to the partition at the same time.
+                allowed += (CommitRefused, Fenced)  # Another writer wrote to the partition at the same time.
         return allowed
 
     def rival(self) -> None:
-        """A plain writer, perhaps under the name of a query, which takes partitions and perhaps commits."""
+        """Run a plain writer, perhaps under the name of a query, which takes partitions and perhaps commits."""
         rng, number = self.rng, len(self.judge.rivals)
         of = Source(RIVAL, tuple(rng.sample(range(4), rng.randint(1, 3))))
         changes = [of.change(rng.randrange(1_000)) for _ in range(rng.randint(0, 5))]
@@ -291,7 +292,7 @@ class History:
             pass
 
     def roll_up(self) -> None:
-        """A round, which truncates."""
+        """Run a round, which truncates."""
         self.judge.look()
 
         def go() -> None:
@@ -304,7 +305,7 @@ class History:
     # ---- the end
 
     def end(self) -> None:
-        """Whatever is late arrives. Then every job can go on, and nobody bars it who is not there any more."""
+        """Let late records arrive; then check that every job can go on, without any dead one in its way."""
         if self.kind == "losses":
             self._end_behind_a_loss()
             return
@@ -332,7 +333,7 @@ class History:
             self.judge.look()
 
     def _end_behind_a_loss(self) -> None:
-        """Of what drivers were told since, nothing is lost; who reads it all is right, or is told."""
+        """Check that no batch acknowledged since the loss is lost; a full reader is right, or raises."""
         self.machine.cluster.release()
         with self.machine.quiet():
             judge = Judge(self.machine, self.jobs)
@@ -341,7 +342,7 @@ class History:
 
 
 def run(seed: int) -> tuple[int, History]:
-    """One history; returns how many commits the ledger has."""
+    """Run one history; return how many commits the ledger has."""
     rng = random.Random(seed)
     with tempfile.TemporaryDirectory() as directory, warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)
@@ -362,7 +363,7 @@ def run(seed: int) -> tuple[int, History]:
 
 
 def test_histories_end_in_the_fold_of_what_was_committed() -> None:
-    """Over many seeds nothing is lost, doubled or torn, and no honest job is told of a rival.
+    """Over many seeds nothing is lost, doubled or torn, and no honest job meets a competing writer's error.
 
     `make soak` takes three hundred times as many.
     """
@@ -372,6 +373,6 @@ def test_histories_end_in_the_fold_of_what_was_committed() -> None:
 @pytest.mark.soak
 @pytest.mark.timeout(0)
 def test_many_more_histories() -> None:
-    """The same over far more seeds."""
+    """Nothing is lost over far more seeds."""
     for seed in range(1_000, 7_000):
         run(seed)

@@ -1,4 +1,4 @@
-"""A spill queue is a plain queue, whatever its bounds are and whatever the disk does."""
+"""A spill queue is a plain queue, whatever its bounds and its disk."""
 
 import tempfile
 from collections import deque
@@ -33,7 +33,7 @@ def _queue(disks: Disks, root: str, directories: int, memory_bytes: int, segment
 def test_it_is_a_queue_within_its_memory(
     steps: list[tuple[str, int]], directories: int, memory: int, segment: int
 ) -> None:
-    """Frames come out as they went in, views show what is left, memory stays in its bounds, and the disk ends empty."""
+    """Frames come out in order, views show the rest, memory stays in its bounds, and the disk ends empty."""
     disks, model, taken = Disks(), deque[bytes](), b""
     views: list[tuple[SpillView, list[bytes]]] = []
     with tempfile.TemporaryDirectory() as root:
@@ -76,7 +76,7 @@ def _check_bounds(queue: SpillQueue, disks: Disks, memory: int, largest: int) ->
     room=st.integers(0, 1500),
 )
 def test_a_full_disk_is_told_and_loses_nothing(sizes: list[int], directories: int, segment: int, room: int) -> None:
-    """A put that does not fit into any directory is StorageFull and leaves no trace; all that was put comes out."""
+    """A put that does not fit into any directory is StorageFull and leaves no trace; all stored frames come out."""
     disks = Disks(room_bytes=room)
     with tempfile.TemporaryDirectory() as root:
         queue = _queue(disks, root, directories, 0, segment)
@@ -104,7 +104,7 @@ def test_a_full_disk_is_told_and_loses_nothing(sizes: list[int], directories: in
     cuts=st.booleans(),
 )
 def test_damage_is_never_skipped(sizes: list[int], segment: int, place: float, cuts: bool) -> None:
-    """A flipped bit or a cut file is Corrupt, again and again; with the disk well again, nothing is missing."""
+    """A flipped bit or a cut file is Corrupt, again and again; on a repaired disk no frame is missing."""
     disks = Disks()
     with tempfile.TemporaryDirectory() as root:
         queue = _queue(disks, root, 1, 0, segment)

@@ -24,7 +24,7 @@ from tests.support.samples.runs import table_of
 
 @pytest.fixture(autouse=True)
 def small_tiers(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Runs of some kilobytes lie in several tiers, so that merges above the first run happen, too."""
+    """Put runs of some kilobytes into several tiers, so that merges above the first run happen, too."""
     monkeypatch.setattr("statelog.schemas.snapshot.run_ref._SMALLEST_TIER_BYTES", 512)
 
 
@@ -51,7 +51,8 @@ class _History:
         )
         with self.twin.open() as log:
             make_engine = split_engine(self.rng.choice((1, 2, 5)))
-            # Without it the round is another materializer's, which may merge the very runs that are merged beside ours.
+            # Without it the round is another materializer's, which may merge the very runs that ours merges
+            # concurrently.
             beside = self.beside if self.rng.random() < 0.8 else None
             is_over = beside is not None and beside.is_over
             one = self.twin.environment.run(Round, log, settings, make_engine=make_engine, beside=beside)
@@ -107,7 +108,7 @@ def test_snapshots_of_split_runs_are_the_fold(tmp_path: Path) -> None:
 
 @pytest.mark.soak
 def test_snapshots_of_split_runs_are_the_fold_for_long(tmp_path: Path) -> None:
-    """The same over many more histories."""
+    """Snapshots of split runs are the fold over many more histories."""
     for seed in range(1000, 1300):
         _play(seed, tmp_path)
 
@@ -134,7 +135,7 @@ def _asks_for_no_inputs(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_missing_guard_is_noticed(
     remove: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """Deletes dropped above older runs, a merge that is no rectangle, and one whose runs are gone break a history."""
+    """A history breaks with deletes dropped above older runs, a merge that is no rectangle, or one of missing runs."""
     remove(monkeypatch)
     for seed in range(12):
         try:

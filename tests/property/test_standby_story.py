@@ -1,9 +1,9 @@
-"""A takeover by a standby, told again and again: the zombie commits at every moment of it; operations fail and kill.
+"""A takeover by a standby, again and again: the zombie commits at every moment of it; operations fail and kill.
 
-An owner commits, a standby follows it and is promoted, and the owner does not know: it commits in the middle of the
-promotion, too. What a process holds in memory dies with it; its directory stays. Whatever happens, every state that
-anybody sees is the fold of the input up to its progress, every commit that an owner was told of is in the state of the
-next one, a former owner hears that it is over, and the story comes to the same end.
+An owner commits, a standby follows it and is promoted. The owner does not know it, and commits in the middle of the
+promotion, too. A process's memory dies with it; its directory stays. Every visible state is the fold of the input up to
+its progress, and every acknowledged commit is in the state of the next owner. A former owner learns that its epoch has
+ended, and the story comes to the same end.
 """
 
 import tempfile
@@ -35,8 +35,10 @@ _OWNERS = ("owner", "heir", "second")
 
 @dataclass(slots=True)
 class StandbyPlay:
-    """What a process holds, by its name. `zombie_at` is the moment of the promotion at which the old owner commits once
-    more; the promotion has so many `moments`.
+    """The tables and standbys of processes, by name.
+
+    `zombie_at` is the moment of the promotion at which the old owner commits once more; the promotion has so many
+    `moments`.
     """
 
     world: World
@@ -54,12 +56,12 @@ class StandbyPlay:
     # ---- opening
 
     def where(self, process: Process) -> dict[str, Any]:
-        """Its views of the ports."""
+        """Return the process's views of the ports."""
         directory = self.world.scratch / process.name.rstrip("+") if self.is_kept else None
         return process.table_options(directory, _SETTINGS)
 
     def table(self, process: Process) -> Table[bytes, bytes]:
-        """The process's table, opened if it has none."""
+        """Return the process's table, opened if it has none."""
         if process.name not in self.tables:
             environment = process.table_environment(self.point)
             self.tables[process.name] = environment.run(lambda: statelog.table(LOG, create=MADE, **self.where(process)))
@@ -67,7 +69,7 @@ class StandbyPlay:
         return self.tables[process.name]
 
     def standby(self, process: Process) -> Standby[bytes, bytes]:
-        """The process's standby, opened if it has none."""
+        """Return the process's standby, opened if it has none."""
         if process.name not in self.standbys:
             environment = process.table_environment(self.point)
             self.standbys[process.name] = environment.run(statelog.standby, LOG, poll_s=None, **self.where(process))
@@ -75,7 +77,7 @@ class StandbyPlay:
         return self.standbys[process.name]
 
     def drop(self, process: Process) -> None:
-        """What it holds is no more: it has died, or starts over."""
+        """Drop the objects of a process that has died, or starts over."""
         for held in (self.standbys.pop(process.name, None), self.tables.pop(process.name, None)):
             if held is not None:
                 with suppress(StatelogError, Crash):
@@ -84,18 +86,18 @@ class StandbyPlay:
     # ---- the zombie
 
     def point(self, step: str) -> None:
-        """A named point of any process's life."""
+        """Pass a named point of any process."""
         self.meddle()
         self.world.nemesis.point(step)
 
     def reach(self, call: str) -> None:
-        """A process is about to ask Kafka."""
+        """Let a process call Kafka."""
         self.meddle()
         if call == "offsets":
             self.world.stepper.pause()
 
     def meddle(self) -> None:
-        """A moment of a promotion: the old owner may commit in it."""
+        """Pass a moment of a promotion, in which the old owner may commit."""
         if not self.is_promoting:
             return
         self.moments += 1
@@ -105,7 +107,7 @@ class StandbyPlay:
             self.is_promoting = True
 
     def zombie_acts(self) -> None:
-        """It commits, and may be told so, or fail, or die of it."""
+        """Commit as the zombie, which may get an error, fail, or die of it."""
         zombie = self.world.process("owner")
         if zombie.name not in self.tables:
             return
@@ -119,7 +121,7 @@ class StandbyPlay:
             self.world.bury("owner")
 
     def commit_one(self, process: Process) -> None:
-        """Process one message of the input, and note it if the commit was acknowledged."""
+        """Process one message of the input, and record it if the commit was acknowledged."""
         table = self.tables[process.name]
         offset = int(table.progress.get("offset", 0))
         put_all(table, [INPUT.change(offset)])
@@ -128,7 +130,7 @@ class StandbyPlay:
 
 
 def tell(scratch: Path, faults: Mapping[int, Kind], *, is_kept: bool, zombie_at: int = -1) -> StandbyPlay:
-    """Tell the story with these faults, by number of the operation; `is_kept`: in RocksDB, else in a dict."""
+    """Play the story with these faults, by number of the operation; `is_kept`: in RocksDB, else in a dict."""
     held = StandbyPlay(World(scratch, Nemesis(faults)), is_kept, zombie_at)
     world = held.world
     scenes: list[tuple[str, Callable[[StandbyPlay, Process], object]]] = [
@@ -170,7 +172,7 @@ def _act(held: StandbyPlay, scene: Callable[[StandbyPlay, Process], object], pro
         is_over = table is not None or (standby is not None and standby.life.value != "open")
         raise
     finally:
-        if is_over or held.world.nemesis.is_dying(process.name):  # It may have died of the last that it did.
+        if is_over or held.world.nemesis.is_dying(process.name):  # It may have died of its last operation.
             held.drop(process)
 
 
@@ -196,7 +198,7 @@ def _take_over(held: StandbyPlay, process: Process) -> None:
 
 
 def _is_over(held: StandbyPlay, process: Process) -> None:
-    """The former owner hears so at its next commit, if it lives, and shows nothing from then on."""
+    """Check that the former owner learns so at its next commit, if it is alive, and shows nothing from then on."""
     table = held.tables.get(process.name)
     if table is None:
         return
@@ -216,7 +218,7 @@ pytestmark = pytest.mark.usefixtures("impatient", "collected")
 
 
 class Way(NamedTuple):
-    """How the state is kept, and the moment of the promotion at which the zombie commits."""
+    """The storage of the state, and the moment of the promotion at which the zombie commits."""
 
     is_kept: bool
     zombie_at: int = -1
@@ -225,7 +227,7 @@ class Way(NamedTuple):
 KINDS = (Kind.BEFORE, Kind.AFTER, Kind.OLD, Kind.CRASH_BEFORE, Kind.CRASH_AFTER, Kind.FATAL, Kind.LATE)
 PAIRS = 400
 ZOMBIES = (-1, 2, 6)
-"""Moments at which the zombie commits where something else fails as well: never, before the Open, and behind it."""
+"""Moments at which the zombie commits in stories with other faults: never, before the Open, and behind it."""
 
 
 def _tell(scratch: Path, faults: Faults, way: Way) -> World:
@@ -239,7 +241,7 @@ SWEEP = Sweep(_tell)
 
 
 def _sweep_moments(*, is_kept: bool, each: int = 1) -> None:
-    """The zombie at every `each`-th moment of the promotion."""
+    """Let the zombie commit at every `each`-th moment of the promotion."""
     with tempfile.TemporaryDirectory() as scratch:
         play = tell(Path(scratch), {}, is_kept=is_kept)
     assert not play.world.told
@@ -248,26 +250,26 @@ def _sweep_moments(*, is_kept: bool, each: int = 1) -> None:
 
 
 def _sweep_single(kind: Kind, *, is_kept: bool, each: int = 1) -> None:
-    """Every `each`-th of the operations that can have this fault, the zombie at one of its moments."""
+    """Apply the fault to every `each`-th operation that can have it, with the zombie at one of its moments."""
     for number, at in enumerate(ZOMBIES):
         SWEEP.play(SWEEP.single(kind, Way(is_kept, at), first=number * each, each=len(ZOMBIES) * each))
 
 
 def test_a_zombie_at_any_moment() -> None:
-    """What it was told before the Open is in the state; behind it, it is told that it is over."""
+    """An acknowledged zombie commit before the Open is in the state; behind the Open it raises."""
     _sweep_moments(is_kept=False, each=2)
 
 
 @pytest.mark.parametrize("kind", [Kind.BEFORE, Kind.AFTER, Kind.CRASH_BEFORE], ids=lambda kind: kind.value)
 def test_one_fault(kind: Kind) -> None:
-    """In a dict: one operation fails, before or after its effect, or is its process's last."""
+    """In a dict one operation fails, before or after its effect, or is its process's last."""
     _sweep_single(kind, is_kept=False, each=71)
 
 
 @pytest.mark.soak
 @pytest.mark.parametrize("is_kept", [False, True], ids=["dict", "rocksdb"])
 def test_every_moment(is_kept: bool) -> None:
-    """On both backends."""
+    """A zombie may commit at every moment, on both backends."""
     _sweep_moments(is_kept=is_kept)
 
 
@@ -275,11 +277,11 @@ def test_every_moment(is_kept: bool) -> None:
 @pytest.mark.parametrize("is_kept", [False, True], ids=["dict", "rocksdb"])
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.value)
 def test_every_fault(kind: Kind, is_kept: bool) -> None:
-    """On both backends, with old answers and late writes."""
+    """Every fault is survived on both backends, with old answers and late writes."""
     _sweep_single(kind, is_kept=is_kept)
 
 
 @pytest.mark.soak
 def test_pairs_of_faults() -> None:
-    """Two faults in one story; the second one strikes whatever stands at its number then."""
+    """Two faults strike one story; the second one strikes the operation that has its number then."""
     SWEEP.play(SWEEP.pairs(PAIRS, [Way(is_kept=False, zombie_at=at) for at in ZOMBIES]))

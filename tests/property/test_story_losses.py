@@ -1,7 +1,7 @@
-"""Something of a story's log is really lost, at each of several points: then somebody says so before harm is done.
+"""A part of a story's log is really lost, at each of several points: an error comes before harm is done.
 
-Whoever goes on may be stopped by an error, or be right: a snapshot may hold what the log lost. But nobody gets a state
-that history never had, and nobody is told that a commit counts which no reader sees.
+A client that goes on may be stopped by an error, or be right: a snapshot may hold the lost part. But no client gets a
+state that history never had, and no commit is acknowledged that no reader sees.
 """
 
 from collections.abc import Callable
@@ -22,7 +22,7 @@ LEDGER = f"{LOG}.ledger"
 
 
 def _lose_ledger(world: World) -> None:
-    """The last three records, as an unclean election does."""
+    """Lose the last three records, as an unclean election does."""
     world.cluster.lose_tail(LEDGER, 0, world.cluster.log(LEDGER, 0).end - 3)
 
 
@@ -39,7 +39,7 @@ def _make_ledger_anew(world: World) -> None:
 
 
 def _refill_log(world: World) -> None:
-    """Both topics are made anew and filled with what stood in them: only their ids tell."""
+    """Re-create both topics and fill them with their records: only their ids differ."""
     for topic, count in ((LOG, PARTITIONS), (LEDGER, 1)):
         held = [world.cluster.log(topic, partition) for partition in range(count)]
         world.cluster.recreate_topic(topic)
@@ -51,7 +51,7 @@ def _refill_log(world: World) -> None:
 
 
 def _regrow_ledger(world: World) -> None:
-    """It lost its tail, and what others wrote since takes the same offsets."""
+    """Lose the tail of the ledger, and let later writes take the same offsets."""
     ledger = world.cluster.log(LEDGER, 0)
     end = ledger.end
     _lose_ledger(world)
@@ -68,7 +68,7 @@ def _regrow_data(world: World) -> None:
 
 
 def _lose_manifests(world: World) -> None:
-    """The store is as it was before the first round: restored from an old copy."""
+    """Restore the store from a copy of before the first round."""
     for info in world.disk.files(f"{LOG}/manifests/") + world.disk.files(f"{LOG}/runs/"):
         world.disk.remove(info.path)
 
@@ -84,17 +84,17 @@ ACCIDENTS = (
     _lose_ledger, _lose_data, _make_data_anew, _make_ledger_anew, _refill_log, _lose_manifests, _damage_runs
 )  # fmt: skip
 REGROWN = [(accident, scene) for accident in (_regrow_ledger, _regrow_data) for scene in (4, 6, 10)]
-"""Where the newest snapshot stands on what was lost: above it only those see the loss who had read that before."""
+"""Cases with the newest snapshot above the loss: only clients that had read the lost records detect it."""
 SURE = {
     (_make_data_anew, 2), (_make_data_anew, 6), (_make_data_anew, 10), (_make_ledger_anew, 2), (_make_ledger_anew, 6),
     (_make_ledger_anew, 10), (_lose_ledger, 6), (_lose_ledger, 10), (_lose_data, 10), (_lose_manifests, 10),
     (_damage_runs, 10), *((_refill_log, scene) for scene in SCENES_STRUCK), *REGROWN,
 }  # fmt: skip
-"""Where nobody can be right any more, so that somebody has to be stopped."""
+"""Cases where no client can be right any more, so that one has to be stopped."""
 
 
 WITNESSED = {(_lose_ledger, 12), (_lose_data, 10), (_regrow_data, 10)}
-"""Where chunks of the data topic alone tell of it, or are lost: what ledger records carry is there, or went with it."""
+"""Cases that only chunks of the data topic reveal, or lose: records carried in the ledger are there, or lost too."""
 CASES = [*((accident, scene) for accident in ACCIDENTS for scene in SCENES_STRUCK), *REGROWN]
 
 
@@ -104,7 +104,7 @@ CASES = [*((accident, scene) for accident in ACCIDENTS for scene in SCENES_STRUC
 def test_a_loss_is_told_before_it_does_harm(
     tmp_path: Path, accident: Accident, scene: int, request: pytest.FixtureRequest
 ) -> None:
-    """Up to the error, if there is one, every state is history's, and every acknowledged commit can be seen."""
+    """Up to the error, if there is one, every state is history's, and every acknowledged commit is visible."""
     if (accident, scene) in WITNESSED:
         request.getfixturevalue("busy_ledger")
     assert scene < len(SCENES)

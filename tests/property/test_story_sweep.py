@@ -1,8 +1,8 @@
 """Every port operation of a fixed story fails, answers with the past, or is the last one of its process: one at a time.
 
-Whatever happens, the judge finds that told and true are the same, that nobody was told of damage, and that the story
-comes to the same end. A failure names the operation and the fault. What a process asks again, of the same thing and on
-the same way through the code, is one to the everyday run, and half of the kinds strike it; `make soak` has all.
+In every case the judge finds that acknowledgements are true and that no process got a damage error. The story comes to
+the same end. A failure names the operation and the fault. Repeated calls for the same thing on the same code path are
+one to the everyday run. Half of the kinds strike it; `make soak` has all.
 """
 
 import re
@@ -36,12 +36,12 @@ SWEEP = Sweep(_tell)
 
 
 def _is_one_of_a_look(operation: Operation) -> bool:
-    """Whether it is the second or third question of a look at the log's identity; the first one stands for them."""
+    """Return whether the operation is the second or third call of an identity check; the first one stands for them."""
     return operation.method == "cluster_id" or (operation.method, operation.target) == ("describe_topic", "ledger")
 
 
 def _is_first(operation: Operation) -> bool:
-    """Whether nothing before it is its like."""
+    """Return whether no equal operation precedes it."""
     like = operation._replace(number=0, target=_unnumbered(operation))
     return all(
         one._replace(number=0, target=_unnumbered(one)) != like for one in SWEEP.operations(None)[: operation.number]
@@ -53,7 +53,7 @@ def _unnumbered(operation: Operation) -> str:
 
 
 def test_the_story_without_a_fault(tmp_path: Path) -> None:
-    """It has so many operations, is the same each time, and truncates both topics."""
+    """The story without a fault has so many operations, is the same each time, and truncates both topics."""
     operations = SWEEP.operations(None)
     assert BLOCKS.stop - 2 * BLOCK < len(operations) <= BLOCKS.stop, "the blocks hold all of them, and few are empty"
     world = tell(tmp_path, {})
@@ -68,8 +68,9 @@ def test_the_story_without_a_fault(tmp_path: Path) -> None:
 @pytest.mark.parametrize("first", BLOCKS)
 @pytest.mark.parametrize("kind", SINGLE, ids=lambda kind: kind.value)
 def test_one_fault(kind: Kind, first: int) -> None:
-    """One operation fails, before or after its effect, is answered with the past, or is its process' last. Each has
-    every other kind.
+    """One operation fails, before or after its effect, gets an old answer, or is its process' last.
+
+    Each operation has every other kind.
     """
     block = range(first, first + BLOCK)
     turn = SINGLE.index(kind) % 2
@@ -82,7 +83,7 @@ def test_one_fault(kind: Kind, first: int) -> None:
 
 @pytest.mark.parametrize("kind", [Kind.OLDER, Kind.HALF], ids=lambda kind: kind.value)
 def test_an_odd_answer_and_a_broker_that_knows_of_no_topic(kind: Kind) -> None:
-    """Who asks behind a doubtful answer who the topic is, and is told that there is none, asks both again."""
+    """A client behind a doubtful answer asks both again when the broker knows of no topic."""
     doubted = [one for one in SWEEP.operations(None) if one.method == "offsets" and one.can(kind) and _is_first(one)]
     assert doubted
     SWEEP.play(Telling(f"{one} {kind.value}", {one.number: kind, one.number + 1: Kind.OLD}, None) for one in doubted)
@@ -92,13 +93,14 @@ def test_an_odd_answer_and_a_broker_that_knows_of_no_topic(kind: Kind) -> None:
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("kind", Kind, ids=lambda kind: kind.value)
 def test_one_fault_wherever_it_can_be(kind: Kind) -> None:
-    """Every operation, also where it is asked again, or is one of a look; rare ones: an answer that is much older or
-    lacks a part, a read that breaks off.
+    """Every operation has a fault, also repeated ones and calls of an identity check.
+
+    Rare kinds: an answer that is much older or lacks a part, and a read that breaks off.
     """
     SWEEP.play(SWEEP.single(kind, None))
 
 
 @pytest.mark.soak
 def test_pairs_of_faults() -> None:
-    """Two faults in one story; the second one strikes whatever stands at its number then."""
+    """Two faults strike one story; the second one strikes the operation that has its number then."""
     SWEEP.play(SWEEP.pairs(PAIRS, [None]))

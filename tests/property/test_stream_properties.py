@@ -1,4 +1,4 @@
-"""Streams against a plain fold of the history: whatever the bounds, the interruptions and the snapshots in between."""
+"""Streams against a plain fold of the history, with any bounds, interruptions and snapshots between."""
 
 import random
 import tempfile
@@ -25,7 +25,7 @@ def _settings(directory: str, fold_bytes: int) -> RecoverySettings:
 
 
 def _commit(rig: HistoryRig, writer: Writer, rng: random.Random, number: int) -> None:
-    """Large values, so that a state takes several portions: one is at most 8 KiB here."""
+    """Commit large values, so that a state takes several portions: one is at most 8 KiB here."""
     keys = rng.sample(_KEYS, rng.choice([0, 1, 10, 40]))
     rig.commit(writer, number, [(key, None if rng.random() < 0.2 else rng.randbytes(2000)) for key in keys])
 
@@ -50,7 +50,7 @@ def _history(seed: int) -> HistoryRig:
 def test_an_interrupted_restore_goes_on_where_it_was(
     seed: int, stops: list[int], fold_bytes: int, groups: frozenset[int] | None
 ) -> None:
-    """However often a reader dies, and whatever comes in between, it gets every row of one state exactly once."""
+    """A reader that dies any number of times, with any events between, gets every row of one state exactly once."""
     rig, reader = _history(seed), Reader()
     position = rig.end()
     with tempfile.TemporaryDirectory() as directory:
@@ -115,7 +115,7 @@ def _take(rig: HistoryRig, portion: Any, reader: Reader) -> None:
     groups=st.one_of(st.none(), st.frozensets(st.integers(0, 65535))),
 )
 def test_what_was_applied_survives_as_text(position: int, group: int, rows: int, groups: frozenset[int] | None) -> None:
-    """A place comes back from its text as it was."""
+    """A cursor comes back unchanged from its text."""
     identity = LogIdentity(cluster_id="c", data_topic_id="d", ledger_topic_id="l")
     last = LastRecord(position - 1, rows) if position and rows % 2 else None
     applied = Cursor(identity=identity, applied=Applied(Place(position, last), group, rows), key_groups=groups)

@@ -1,7 +1,7 @@
-"""Any sequence of calls on a table, beside a plain dict: with commits of every kind, undo, restarts, kills and rivals.
+"""Any sequence of calls on a table, next to a plain dict: commits of every kind, undo, restarts, kills, other owners.
 
-The oracle keeps the state of every commit by its number. Whatever life comes next finds one that was committed, not
-older than the last acknowledged one, and names its number as `progress`.
+The oracle stores the state of every commit by its number. Every later incarnation finds a committed state, not older
+than the last acknowledged one, and names its number as `progress`.
 """
 
 import tempfile
@@ -48,17 +48,17 @@ CHANGES = st.dictionaries(KEYS, st.none() | VALUES, min_size=1)
 
 
 class _Slow:
-    """Records arrive at once, or wait until they are released: then several commits are under way."""
+    """Faults where records arrive at once, or wait until they are released: then several commits are in flight."""
 
     is_slow = False
 
     def fate(self, attempt: SendAttempt) -> Fate:
-        """As the test wants it."""
+        """Return the fate that the test wants."""
         return Fate.DELAY if self.is_slow and not attempt.topic.endswith(".ledger") else Fate.DELIVER
 
 
 class TableMachine(RuleBasedStateMachine):
-    """A table, and what it should be."""
+    """A table, and its expected state."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -75,7 +75,7 @@ class TableMachine(RuleBasedStateMachine):
 
     @initialize(is_kept=st.booleans(), every=st.booleans(), skips=st.booleans(), loading=LOADINGS)
     def start(self, is_kept: bool, every: bool, skips: bool, loading: Loading) -> None:
-        """The first life of a new log."""
+        """Start the first incarnation of a new log."""
         self.loading = loading
         self.tables = TableRig(self.rig, Path(self.scratch.name) / "local" if is_kept else None)
         recovery = RecoverySettings(threads=1, lease_ttl_s=15.0)
@@ -83,7 +83,7 @@ class TableMachine(RuleBasedStateMachine):
         self.table = self.open(self.tables)
 
     def open(self, tables: TableRig) -> Table[Any, Any]:
-        """The next life, which finds a committed state."""
+        """Open the next incarnation, which finds a committed state."""
         self.faults.is_slow = False
         self.cluster.release()
         environment = Environment(
@@ -102,23 +102,21 @@ class TableMachine(RuleBasedStateMachine):
     # ---- one key, many keys
 
     def change(self, some: dict[bytes, bytes | None]) -> None:
-        """Some keys: set, or removed whether they are there or not."""
+        """Set or remove some keys, present or not."""
         self.apply(some)
         self.take(some)
 
     def apply(self, some: dict[bytes, bytes | None]) -> None:
-        """To the table."""
+        """Apply the changes to the table."""
         put_all(self.table, some.items())
 
     def take(self, some: dict[bytes, bytes | None]) -> None:
-        """To the model."""
+        """Apply the changes to the model."""
         apply_all(self.model, some.items())
 
     @rule(key=KEYS, start=BOUNDS, end=BOUNDS, groups=st.sets(st.integers(0, 15)))
     def ask(self, key: bytes, start: bytes | None, end: bytes | None, groups: set[int]) -> None:
-        """For one, for those between two keys and those that begin so, in order and in reverse, and for those of some
-        key groups.
-        """
+        """Read one key, the ones between two keys, with a prefix, and of some key groups, in order and in reverse."""
         assert (self.table.get(key), key in self.table) == (self.model.get(key), key in self.model)
         wanted = sorted(key for key in self.model if (start is None or key >= start) and (end is None or key < end))
         assert list(self.table.range(start, end)) == [(key, self.model[key]) for key in wanted]
@@ -132,7 +130,7 @@ class TableMachine(RuleBasedStateMachine):
 
     @invariant()
     def shows_the_model(self) -> None:
-        """All of it."""
+        """Compare all rows."""
         if hasattr(self, "table"):
             assert content(self.table) == self.model
             assert len(self.table) == len(self.model)
@@ -141,13 +139,13 @@ class TableMachine(RuleBasedStateMachine):
 
     @rule()
     def rollback(self) -> None:
-        """To the last commit, under way or over."""
+        """Undo to the last commit, in flight or over."""
         self.table.rollback()
         self.model = dict(self.states[self.number])
 
     @rule(some=CHANGES, stays=st.booleans())
     def transaction(self, some: dict[bytes, bytes | None], stays: bool) -> None:
-        """A block that ends well, or is undone."""
+        """Run a block that ends well, or is undone."""
         with nullcontext() if stays else suppress(KeyError), self.table.transaction():
             self.apply(some)
             if not stays:
@@ -158,14 +156,14 @@ class TableMachine(RuleBasedStateMachine):
 
     @rule()
     def arrive(self) -> None:
-        """What is under way arrives."""
+        """Let the records in flight arrive."""
         self.faults.is_slow = False
         self.cluster.release()
 
     @precondition(lambda self: len(self.under_way) < 3)
     @rule(some=CHANGES, is_slow=st.booleans())
     def commit_async(self, some: dict[bytes, bytes | None], is_slow: bool) -> None:
-        """And go on; from now on commits stay under way, or arrive at once."""
+        """Commit and go on; from now on commits stay in flight, or arrive at once."""
         self.change(some)
         self.faults.is_slow = is_slow
         self.number += 1
@@ -175,7 +173,7 @@ class TableMachine(RuleBasedStateMachine):
 
     @rule(some=CHANGES)
     def commit(self, some: dict[bytes, bytes | None]) -> None:
-        """And wait, for all."""
+        """Commit, and wait for all."""
         self.change(some)
         self.arrive()
         self.number += 1
@@ -187,7 +185,7 @@ class TableMachine(RuleBasedStateMachine):
 
     @rule(some=CHANGES)
     def commit_late(self, some: dict[bytes, bytes | None]) -> None:
-        """By the clock."""
+        """Commit by the clock."""
         self.change(some)
         self.arrive()
         self.now_s += 10
@@ -197,7 +195,7 @@ class TableMachine(RuleBasedStateMachine):
         self.hear()
 
     def hear(self) -> None:
-        """Outcomes come in order."""
+        """Take the outcomes, which come in order."""
         over = [commit.is_over for _, commit in self.under_way]
         assert over == sorted(over, reverse=True)
         for number, commit in self.under_way:
@@ -205,11 +203,11 @@ class TableMachine(RuleBasedStateMachine):
                 self.acknowledged = max(self.acknowledged, number)
         self.under_way = [one for one in self.under_way if not one[1].is_over]
 
-    # ---- lives
+    # ---- incarnations
 
     @rule()
     def restart(self) -> None:
-        """It is closed, and with it all is committed that is under way."""
+        """Close the table, which commits all that is in flight."""
         self.rollback()
         self.arrive()
         self.acknowledged = self.number
@@ -220,18 +218,18 @@ class TableMachine(RuleBasedStateMachine):
 
     @rule()
     def kill(self) -> None:
-        """Nothing is closed but by the system; what was sent arrives, or does not."""
+        """Kill the process, so that only the system closes; sent records arrive, or do not."""
         self.die()
         self.table = self.open(self.tables)
 
     def die(self) -> None:
-        """As the memory of a process goes."""
+        """Drop the table as the memory of a process is dropped."""
         with pytest.raises(RuntimeError), self.table:
             raise RuntimeError
 
     @rule(key=KEYS, value=VALUES)
     def elsewhere(self, key: bytes, value: bytes) -> None:
-        """Another machine takes over, without the directory, and dies."""
+        """Take over on another machine, without the directory, and die."""
         self.die()
         rival = self.open(TableRig(self.rig, None))
         rival[key] = self.model[key] = value
@@ -244,12 +242,12 @@ class TableMachine(RuleBasedStateMachine):
 
     @rule(loading=LOADINGS, key_groups=st.integers(1, 5))
     def load(self, loading: Loading, key_groups: int) -> None:
-        """From the next life on: when the state is local, and how much of it is loaded by then."""
+        """Choose for later incarnations when the state is local, and how much of it is loaded by then."""
         self.loading, self.key_groups_loaded = loading, key_groups if loading is Loading.BEHIND else 100
 
     @rule(is_held=st.booleans())
     def roll_up(self, is_held: bool) -> None:
-        """A round: a snapshot, and truncation; as if the leases had run out, or not."""
+        """Run a round, with a snapshot and truncation; as if the leases had expired, or not."""
         self.arrive()
         with self.rig.open() as log:
             for lease in () if is_held else list_leases(log.store):
@@ -257,7 +255,7 @@ class TableMachine(RuleBasedStateMachine):
             run_round(log, settings_for(Path(self.scratch.name)))
 
     def teardown(self) -> None:
-        """The last life ends."""
+        """End the last incarnation."""
         if hasattr(self, "table"):
             self.die()
         self.scratch.cleanup()
@@ -266,7 +264,7 @@ class TableMachine(RuleBasedStateMachine):
 @pytest.mark.parametrize("is_kept", [False, True], ids=["dict", "rocksdb"])
 @pytest.mark.usefixtures("busy_ledger")
 def test_one_commit_for_several_checkpoints(is_kept: bool, tmp_path: Path) -> None:
-    """What becomes durable together is history together: with the changes of all, in their order."""
+    """Checkpoints that become durable together are history together: with the changes of all, in their order."""
     faults = _Slow()
     rig = twin_rig("log", cluster=MemoryCluster(faults=faults), disk=MemoryDisk(lambda: 0.0))
     with TableRig(rig, tmp_path / "local" if is_kept else None).open() as table:
@@ -288,17 +286,17 @@ def test_one_commit_for_several_checkpoints(is_kept: bool, tmp_path: Path) -> No
 def _run(examples: int, steps: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(source, "_ASK_AGAIN_S", 0.0)
     checked = settings(max_examples=examples, stateful_step_count=steps, deadline=None)
-    with lines():  # A directory that is behind truncation is set aside, and that is told.
+    with lines():  # A directory that is behind truncation is quarantined, with a warning.
         run_state_machine_as_test(TableMachine, settings=checked)
 
 
 def test_any_sequence_of_calls(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Some, in every run of the tests."""
+    """Any sequence of calls agrees with the model: some in every run of the tests."""
     _run(40, 40, monkeypatch)
 
 
 @pytest.mark.soak
 @pytest.mark.timeout(1800)
 def test_many_sequences_of_calls(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Many, and long ones."""
+    """Many long sequences of calls agree with the model."""
     _run(1_000, 60, monkeypatch)

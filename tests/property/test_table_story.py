@@ -1,6 +1,6 @@
-"""Every port operation and named point of a table's lives fails, answers with the past, or is the last of its life.
+"""Every port operation and named point of a table's incarnations fails, answers with the past, or is the last.
 
-Whatever happens, each life finds the fold of the input up to `progress`, and no acknowledged commit is missing; and the
+In every case each incarnation finds the fold of the input up to `progress`, and no acknowledged commit is missing. The
 story comes to the same end. A failure names the operation and the fault.
 """
 
@@ -19,7 +19,7 @@ pytestmark = pytest.mark.usefixtures("impatient", "collected")
 
 
 class Way(NamedTuple):
-    """How the lives of a story keep their state, and when it is local."""
+    """The storage of the state in a story's incarnations, and when it is local."""
 
     is_kept: bool
     loading: Loading = Loading.FIRST
@@ -32,7 +32,7 @@ WAYS = [Way(is_kept, loading) for is_kept in (False, True) for loading in Loadin
 KINDS = (Kind.BEFORE, Kind.AFTER, Kind.OLD, Kind.CRASH_BEFORE, Kind.CRASH_AFTER, Kind.FATAL, Kind.LATE)
 PAIRS = 600
 _TRUNCATED = "the log was truncated past it"
-"""As by the round after one that was told an old end: it truncates below the snapshot of that one."""
+"""As after a round that got an old end: the next round truncates below that one's snapshot."""
 
 
 def _tell(scratch: Path, faults: Faults, way: Way) -> World:
@@ -48,20 +48,20 @@ SWEEP = Sweep(_tell)
 
 @pytest.mark.parametrize("kind", [Kind.CRASH_BEFORE, Kind.CRASH_AFTER], ids=lambda kind: kind.value)
 def test_a_directory_whose_owner_dies(kind: Kind) -> None:
-    """At writes of its lives, and at named points: the next life reads from its place, or makes it anew."""
+    """After a death at writes and named points the next incarnation reads on from the directory, or re-creates it."""
     SWEEP.play(SWEEP.single(kind, Way(True), each=17))
 
 
 @pytest.mark.parametrize("kind", [Kind.BEFORE, Kind.AFTER, Kind.CRASH_BEFORE, Kind.FATAL], ids=lambda kind: kind.value)
 def test_one_fault(kind: Kind) -> None:
-    """In a dict: one operation fails, before or after its effect, or is its life's last."""
+    """In a dict one operation fails, before or after its effect, or is its incarnation's last."""
     SWEEP.play(SWEEP.single(kind, Way(False), each=13))
 
 
 @pytest.mark.parametrize("way", [Way(True, Loading.BEHIND), Way(False, Loading.ON_DEMAND)], ids=str)
 @pytest.mark.parametrize("kind", [Kind.BEFORE, Kind.CRASH_BEFORE, Kind.CRASH_AFTER], ids=lambda kind: kind.value)
 def test_on_a_snapshot(kind: Kind, way: Way) -> None:
-    """Where lives open on a snapshot, and load what is missing in part, whole, or not at all."""
+    """Incarnations open on a snapshot, and load the missing part partly, whole, or not at all."""
     SWEEP.play(SWEEP.single(kind, way, each=251 if kind is Kind.BEFORE else 67))
 
 
@@ -70,7 +70,7 @@ def test_on_a_snapshot(kind: Kind, way: Way) -> None:
 @pytest.mark.parametrize("way", WAYS, ids=str)
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.value)
 def test_every_fault(kind: Kind, way: Way) -> None:
-    """On both backends, with old answers and late writes."""
+    """Every fault is survived on both backends, with old answers and late writes."""
     SWEEP.play(SWEEP.single(kind, way))
 
 
@@ -78,5 +78,5 @@ def test_every_fault(kind: Kind, way: Way) -> None:
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("way", WAYS, ids=str)
 def test_pairs_of_faults(way: Way) -> None:
-    """Two faults in one story; the second one strikes whatever stands at its number then."""
+    """Two faults strike one story; the second one strikes the operation that has its number then."""
     SWEEP.play(SWEEP.pairs(PAIRS, [way]))

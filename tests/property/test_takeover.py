@@ -1,8 +1,8 @@
 """A new writer opens while the old one is at work: at every step of the one, at every step of the other.
 
 Both run the real code on threads of which one moves at a time, cut into steps at every call of Kafka. The old writer
-commits a few times and is never asked to stop. Whatever the order, it is told at its next commit, nothing of it appears
-that it was not told to be committed, and what the new one sees when it has opened is final for its partitions.
+commits a few times and is never asked to stop. In any order its next commit raises, only its acknowledged commits
+appear, and the new writer's view after its Open is final for its partitions.
 """
 
 import random
@@ -33,7 +33,7 @@ _KEYS = tuple(b"k%d" % i for i in range(8))
 
 
 _STEPS = ("offsets", "poll", "read")
-"""Every call that reaches the cluster. What is sent reaches it when it is polled for."""
+"""Every call that reaches the cluster. Records reach it at a poll."""
 
 
 def _world() -> World:
@@ -42,38 +42,38 @@ def _world() -> World:
 
 @dataclass(slots=True)
 class Takeover:
-    """One history: a writer "old" on some partitions, which meets a new one by the partitions or by the name."""
+    """One history: a writer "old" on some partitions, and a new one in conflict by the partitions or by the name."""
 
     old_partitions: tuple[int, ...]
     new_name: str
     new_partitions: tuple[int, ...]
     world: World = field(default_factory=_world)
     told: list[int] = field(default_factory=list[int])
-    """Ledger offsets of the old writer's commits, as it was told them."""
+    """Ledger offsets of the old writer's acknowledged commits."""
     fenced: bool = False
     done: bool = False
-    """Whether the old writer has committed all that it wanted to, and waits for the new one."""
+    """Whether the old writer has done all its commits, and waits for the new one."""
     old_epoch: int = -1
     new_epoch: int = -1
     seen: Mapping[str, LastCommit] = field(default_factory=dict[str, LastCommit])
     """The last commits of all writers right after the new one opened."""
     state: dict[bytes, bytes] = field(default_factory=dict[bytes, bytes])
-    """What the new writer restored after it opened."""
+    """The state that the new writer restored after it opened."""
 
     def actors(self) -> tuple[Actor, Actor]:
-        """The old writer, open and about to append, and the new one, about to open."""
+        """Return the old writer, open and about to append, and the new one, about to open."""
         old, new = self.world.stepper.actor(self._old), self.world.stepper.actor(self._new)
         while self.old_epoch < 0:
             old.step()
         return old, new
 
     def open(self) -> Log:
-        """The log, for an observer who is never stopped."""
+        """Return the log, for an observer that is never stopped."""
         assert self.world.twin is not None
         return self.world.twin.open()
 
     def commits_behind(self) -> int:
-        """How many commits of the old epoch lie in the ledger behind the new writer's Open."""
+        """Return how many commits of the old epoch lie in the ledger behind the new writer's Open."""
         records = self.world.cluster.records(f"{self.world.name}.ledger", 0)
         found = [decode(record.value) for record in records if record.offset > self.new_epoch]
         return sum(isinstance(record, Commit) and record.epoch == self.old_epoch for record in found)
@@ -125,7 +125,7 @@ Partitions = tuple[int, ...]
 
 
 def _interleave(takeover: Takeover, turns: Iterable[tuple[int, int]]) -> tuple[int, int]:
-    """Let the old (0) and the new writer (1) take their turns, then both end. Returns the steps of each."""
+    """Let the old (0) and the new writer (1) take their turns, then end both. Return the steps of each."""
     actors = takeover.actors()
     steps = [0, 0]
     try:
@@ -141,7 +141,7 @@ def _interleave(takeover: Takeover, turns: Iterable[tuple[int, int]]) -> tuple[i
 
 
 def _turn(takeover: Takeover, actor: Actor, count: int) -> int:
-    """At most so many steps; no more once the actor is over, or the old writer has nothing to do but wait."""
+    """Take at most so many steps; stop when the actor is over, or the old writer has only to wait."""
     for taken in range(count):
         if actor.over or (taken and takeover.done and takeover.new_epoch < 0):
             return taken
@@ -150,7 +150,7 @@ def _turn(takeover: Takeover, actor: Actor, count: int) -> int:
 
 
 def _check(takeover: Takeover) -> None:
-    """The properties of every takeover."""
+    """Check the properties of every takeover."""
     assert takeover.fenced, "the old writer was never told"
     assert all(offset < takeover.new_epoch for offset in takeover.told), "told of a commit behind the Open"
     assert takeover.commits_behind() <= 1, "the old writer went on after it could know"
@@ -169,7 +169,7 @@ def _take_over(old: Partitions, name: str, partitions: Partitions, turns: Iterab
     takeover = Takeover(old, name, partitions)
     turns = list(turns)
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)  # The old writer closes with changes that nobody committed.
+        warnings.simplefilter("ignore", UserWarning)  # The old writer closes with uncommitted changes.
         try:
             steps = _interleave(takeover, turns)
             _check(takeover)
@@ -181,7 +181,7 @@ def _take_over(old: Partitions, name: str, partitions: Partitions, turns: Iterab
 
 @MEETINGS
 def test_takeover_at_every_step(old: Partitions, name: str, partitions: Partitions) -> None:
-    """The new writer opens between any two calls of the old one."""
+    """The new writer opens between any two calls of the old one, and the takeover is correct."""
     old_steps, _ = _take_over(old, name, partitions, [(0, _MANY), (1, _MANY)])
     assert old_steps > 10
     for before in range(old_steps):
@@ -190,7 +190,7 @@ def test_takeover_at_every_step(old: Partitions, name: str, partitions: Partitio
 
 @MEETINGS
 def test_old_writer_goes_on_at_every_step_of_the_takeover(old: Partitions, name: str, partitions: Partitions) -> None:
-    """The old one commits between any two calls of the new one, so that its Open may be void and is tried again."""
+    """The old writer commits between any two calls of the new one, whose Open may be void and is tried again."""
     _, new_steps = _take_over(old, name, partitions, [(1, _MANY), (0, _MANY)])
     assert new_steps > 5
     for before in range(new_steps):
@@ -199,7 +199,7 @@ def test_old_writer_goes_on_at_every_step_of_the_takeover(old: Partitions, name:
 
 @MEETINGS
 def test_takeover_in_any_order(old: Partitions, name: str, partitions: Partitions) -> None:
-    """Both move a few calls at a time, in random turns."""
+    """Both writers move a few calls at a time, in random turns, and the takeover is correct."""
     for seed in range(12):
         rng = random.Random(seed)
         _take_over(old, name, partitions, [(rng.randrange(2), rng.randint(1, 6)) for _ in range(100)])
@@ -209,7 +209,7 @@ def test_takeover_in_any_order(old: Partitions, name: str, partitions: Partition
 @pytest.mark.timeout(0)
 @MEETINGS
 def test_takeover_in_any_order_for_long(old: Partitions, name: str, partitions: Partitions) -> None:
-    """The same, over far more turns."""
+    """The takeover is correct over far more random turns."""
     for seed in range(1000, 6000):
         rng = random.Random(seed)
         _take_over(old, name, partitions, [(rng.randrange(2), rng.randint(1, 6)) for _ in range(100)])

@@ -34,7 +34,7 @@ SYMBOLS = ["RED", "GREEN", "BLUE"]
 
 @st.composite
 def kinds(draw: st.DrawFn, path: str, depth: int) -> Kind:
-    """Any type of the subset at this path."""
+    """Draw any type of the subset at this path."""
     choice = draw(st.sampled_from(["simple"] * 4 + ["null", "enum"] + (["array", "map", "record"] if depth else [])))
     if choice == "simple":
         return draw(st.sampled_from(PRIMITIVES))
@@ -51,21 +51,21 @@ def kinds(draw: st.DrawFn, path: str, depth: int) -> Kind:
 
 @st.composite
 def records(draw: st.DrawFn, path: str, depth: int) -> Kind:
-    """A record with some of four fields."""
+    """Draw a record with some of four fields."""
     names = draw(st.lists(st.sampled_from(NAMES), min_size=1, max_size=3, unique=True))
     return {"type": "record", "name": f"R{path}", "fields": [draw(fields(name, path, depth)) for name in names]}
 
 
 @st.composite
 def fields(draw: st.DrawFn, name: str, path: str, depth: int) -> Kind:
-    """A field, with or without a default."""
+    """Draw a field, with or without a default."""
     kind = draw(kinds(f"{path}{name}", depth))
     return {"name": name, "type": kind, **({"default": draw(defaults(kind))} if draw(st.booleans()) else {})}
 
 
 @st.composite
 def evolved(draw: st.DrawFn, kind: Kind, path: str) -> Kind:
-    """A type that a later schema might have there: often compatible, not always."""
+    """Draw a type that a later schema might have there: often compatible, not always."""
     if isinstance(kind, list):
         return draw(st.permutations(["null", draw(evolved_type(present(kind), path))]))
     made: Kind = draw(evolved_type(kind, path))
@@ -74,7 +74,7 @@ def evolved(draw: st.DrawFn, kind: Kind, path: str) -> Kind:
 
 @st.composite
 def evolved_type(draw: st.DrawFn, kind: Kind, path: str) -> Kind:
-    """The same for a type that is no union."""
+    """Draw the same for a type that is no union."""
     if isinstance(kind, str):
         return draw(st.sampled_from([kind, kind, *PROMOTIONS.get(kind, [])]))
     if kind["type"] == "array":
@@ -89,14 +89,14 @@ def evolved_type(draw: st.DrawFn, kind: Kind, path: str) -> Kind:
 
 @st.composite
 def evolved_record(draw: st.DrawFn, kind: Kind, path: str) -> Kind:
-    """A record with fields kept, changed, dropped, added and moved."""
+    """Draw a record with fields retained, changed, dropped, added and moved."""
     made: list[Kind] = []
     for one in kind["fields"]:
         if draw(st.integers(0, 5)):
             changed = {"name": one["name"], "type": draw(evolved(one["type"], f"{path}{one['name']}"))}
             kept = changed if changed["type"] != one["type"] else one
             made.append(kept if draw(st.integers(0, 5)) else draw(renamed(kept)))
-    # A name that comes back would bring the names of its types back, and no schema may have those twice.
+    # A repeated field name would repeat the names of its types, and no schema may have those twice.
     taken = {one["name"].rstrip("_") for one in kind["fields"]}
     for name in sorted(set(NAMES) - taken):
         if not made or draw(st.booleans()):
@@ -107,18 +107,18 @@ def evolved_record(draw: st.DrawFn, kind: Kind, path: str) -> Kind:
 
 @st.composite
 def renamed(draw: st.DrawFn, field: Kind) -> Kind:
-    """A field under another name, nearly always with the old one as alias."""
+    """Draw a field under another name, nearly always with the old one as alias."""
     aliases = [field["name"]] if draw(st.integers(0, 9)) else []
     return {**field, "name": f"{field['name']}_", "aliases": aliases}
 
 
 def present(union: Kind) -> Kind:
-    """The type of a union with null that is not null."""
+    """Return the type of a union with null that is not null."""
     return union[1] if union[0] == "null" else union[0]
 
 
 def defaults(kind: Kind) -> st.SearchStrategy[Any]:
-    """JSON defaults of a type; that of a union is of its first type."""
+    """Return JSON defaults of a type; a union's is of its first type."""
     if isinstance(kind, list):
         return st.none() if kind[0] == "null" else defaults(kind[0])
     if kind == "bytes":
@@ -135,7 +135,7 @@ def defaults(kind: Kind) -> st.SearchStrategy[Any]:
 
 
 def values(kind: Kind) -> st.SearchStrategy[Any]:
-    """Python values of a type. Numbers are such that a 32-bit float holds them, for fastavro does not round."""
+    """Draw Python values of a type. Numbers fit a 32-bit float, for fastavro does not round."""
     simple: dict[str, st.SearchStrategy[Any]] = {
         "boolean": st.booleans(),
         "int": st.integers(-(2**24), 2**24),
@@ -159,7 +159,7 @@ def values(kind: Kind) -> st.SearchStrategy[Any]:
 
 
 def plain(value: Any, kind: Kind) -> Any:
-    """A row in one form, whether it comes from Arrow (maps as pairs) or from fastavro."""
+    """Return a row in one form, whether it comes from Arrow (maps as pairs) or from fastavro."""
     if value is None or isinstance(kind, str):
         # fastavro hands out a default of bytes as the JSON text that stands for it.
         return value.encode("latin-1") if kind == "bytes" and isinstance(value, str) else value
@@ -175,7 +175,7 @@ def plain(value: Any, kind: Kind) -> Any:
 
 
 def through_avro(row: Any, writer: Kind, reader: Kind) -> Any:
-    """A row written with one schema and read with the other, by fastavro."""
+    """Return a row written with one schema and read with the other, by fastavro."""
     if row is None:
         return None
     sink = io.BytesIO()
@@ -186,7 +186,7 @@ def through_avro(row: Any, writer: Kind, reader: Kind) -> Any:
 
 
 def read_avro(data: bytes, kind: Kind) -> Any:
-    """A row out of Avro's binary form, by fastavro, which must use up every byte."""
+    """Return a row from Avro's binary form, by fastavro, which must use up every byte."""
     source = io.BytesIO(data)
     row = plain(schemaless_reader(source, parse_schema(json.loads(json.dumps(kind)))), kind)
     assert not source.read()
@@ -246,7 +246,7 @@ def test_values_become_avros_binary_form(data: st.DataObject) -> None:
 @settings(deadline=None, max_examples=100)
 @given(st.data())
 def test_conversion_is_avros_resolution(data: st.DataObject) -> None:
-    """Whatever `resolve` allows, the column conversion gives what fastavro gives for every single row."""
+    """The column conversion gives fastavro's result for every single row, for all pairs that `resolve` allows."""
     written = data.draw(records("", 2))
     read = data.draw(evolved_record(written, ""))
     writer, reader = _schema(written, 1), _schema(read, 2)
@@ -263,7 +263,7 @@ def test_conversion_is_avros_resolution(data: st.DataObject) -> None:
 @settings(deadline=None, max_examples=150)
 @given(st.data())
 def test_no_reader_sees_when_a_merge_ran(data: st.DataObject) -> None:
-    """For schemas that may follow each other, reading directly equals reading through any that lie between."""
+    """For schemas that may follow each other, reading directly equals reading through any between."""
     written = data.draw(records("", 1))
     kind, chain = written, [_schema(written, 1)]
     for schema_id in (2, 3, 4):

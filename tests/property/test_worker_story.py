@@ -1,7 +1,7 @@
-"""Workers in a group that decides at any time, beside deaf and stopped ones, on a cluster that loses answers.
+"""Workers in a group that decides at any time, next to deaf and stopped ones, on a cluster that loses answers.
 
-Whatever comes, each table that a worker is given is the fold of the input up to its progress, no progress that was
-committed goes back, and in the end the state is the fold of all.
+In every case each table of a worker is the fold of the input up to its progress, and no committed progress goes back.
+In the end the state is the fold of all.
 """
 
 import random
@@ -17,7 +17,7 @@ from tests.support.told import told
 
 pytestmark = [
     pytest.mark.usefixtures("impatient"),
-    pytest.mark.filterwarnings("ignore::statelog.errors.UncommittedChanges"),  # A loop that is left in a message.
+    pytest.mark.filterwarnings("ignore::statelog.errors.UncommittedChanges"),  # A loop that stops within a message.
 ]
 
 WORKERS, END = 3, 60
@@ -25,14 +25,14 @@ STORIES = 400
 
 
 class _Fates:
-    """One send of many goes wrong, while `is_on`."""
+    """Fates where one send of many fails, while `is_on`."""
 
     def __init__(self, chance: random.Random) -> None:
         self._chance = chance
         self.is_on = False
 
     def fate(self, attempt: SendAttempt) -> Fate:
-        """That of one record."""
+        """Return the fate of one record."""
         del attempt
         if not self.is_on or self._chance.random() > 0.04:
             return Fate.DELIVER
@@ -47,7 +47,7 @@ class _Story(WorkersWorld):
         self.group.batch = self.chance.choice([1, 2, 7])
 
     def run(self, worker: SteppedWorker, messages: int) -> None:
-        """Some messages of one worker, as a user's loop takes them."""
+        """Run a worker for some messages, as a user's loop takes them."""
         worker.go_on()
         try:
             for message, table in worker:
@@ -70,13 +70,13 @@ class _Story(WorkersWorld):
             self.end(worker, error)
 
     def end(self, worker: SteppedWorker, error: BaseException | None = None) -> None:
-        """It leaves, or dies."""
+        """Let a worker leave, or die."""
         del self.workers[worker]
         worker.__exit__(None if error is None else type(error), error, None)
 
 
 def _act(story: _Story) -> None:
-    """One thing that happens."""
+    """Do one random action."""
     chance, group = story.chance, story.group
     what = chance.random()
     member = chance.choice(list(story.workers.values())) if story.workers else None
@@ -123,7 +123,7 @@ def _tell(seed: int, acts: int) -> None:
 
 
 def test_any_group() -> None:
-    """Short stories, half of them with lost answers."""
+    """Any group keeps the fold in short stories, half of them with lost answers."""
     with told("is opened again|lost to the group"):
         for seed in range(4):
             _tell(seed, 40)
@@ -131,7 +131,7 @@ def test_any_group() -> None:
 
 @pytest.mark.soak
 def test_any_group_for_long() -> None:
-    """Many."""
+    """Any group keeps the fold in many stories."""
     with told("is opened again"):
         for seed in range(1_000, 1_000 + STORIES):
             _tell(seed, 150)

@@ -1,8 +1,8 @@
-"""Random lives of writers over an in-memory broker that loses, delays, refuses and half-answers.
+"""Random runs of writers over an in-memory broker that loses, delays, refuses and half-answers.
 
-A writer copies a source, whose position travels in the commit metadata, into the log. Whatever happens to its records,
-to its answers and to itself, the log ends up with exactly what a plain fold of the source gives, and what a life was
-told to be committed stays committed. Every failure prints the seed that replays it.
+A writer copies a source, whose position travels in the commit metadata, into the log. With any fate of its records,
+answers and itself, the log ends with exactly the plain fold of the source. Acknowledged commits stay. Every failure
+prints the seed that replays it.
 """
 
 import random
@@ -42,42 +42,42 @@ SMALL = WriterSettings(roll_rows=3, list_bytes=64, roll_bytes=128, chunk_bytes=6
 
 
 class RandomFaults:
-    """A small share of all records meets a random fate."""
+    """Faults that give a small share of all records a random fate."""
 
     def __init__(self, rng: random.Random, share: float) -> None:
         self.rng = rng
         self.share = share
 
     def fate(self, attempt: SendAttempt) -> Fate:
-        """The fate of one record."""
+        """Return the fate of one record."""
         return self.rng.choice(BAD_FATES) if self.rng.random() < self.share else Fate.DELIVER
 
 
 class Died(Exception):
-    """The process was killed here; nothing of it runs any more."""
+    """The process was killed here; no part of it runs any more."""
 
 
 class Source:
-    """What one writer copies: an endless, repeatable list of changes over few keys of its own."""
+    """The source of one writer: an endless, repeatable list of changes over few keys of its own."""
 
     def __init__(self, name: str) -> None:
         self.name = name
 
     def change(self, position: int) -> tuple[bytes, bytes | None]:
-        """The change at a position; every seventh deletes."""
+        """Return the change at a position; every seventh deletes."""
         rng = random.Random(f"{self.name}/{position}")
         key = f"{self.name}-{rng.randrange(12)}".encode()
         return key, None if rng.random() < 0.15 else b"%d" % position
 
     def fold(self, end: int) -> dict[bytes, bytes]:
-        """The state after the changes below `end`."""
+        """Return the state after the changes below `end`."""
         state: dict[bytes, bytes] = {}
         apply_all(state, map(self.change, range(end)))
         return state
 
 
 def crasher(rng: random.Random) -> Callable[[str], None]:
-    """Dies at a random crash point, rarely."""
+    """Return a function that dies at a random crash point, rarely."""
 
     def crash(point: str) -> None:
         if rng.random() < 0.03:
@@ -87,7 +87,7 @@ def crasher(rng: random.Random) -> Callable[[str], None]:
 
 
 class Life:
-    """One life of a writer: it resumes, copies a while, and ends in one of many ways."""
+    """One incarnation of a writer: it resumes, copies a while, and ends in one of many ways."""
 
     def __init__(self, rig: LogRig, source: Source, rng: random.Random, stored: dict[str, bytes]) -> None:
         self.rng, self.source, self.stored = rng, source, stored
@@ -102,12 +102,12 @@ class Life:
         self.adopt()
 
     def clock(self) -> float:
-        """Every look at the clock takes a while, so that waiting ends."""
+        """Return the time, which advances at every call, so that waiting ends."""
         self.now_s += 1.0
         return self.now_s
 
     def adopt(self) -> None:
-        """Commit the handle that an earlier life left, if it still continues the log."""
+        """Commit the handle that an earlier incarnation left, if it still continues the log."""
         data = self.stored.pop(self.source.name, None)
         if data is None or self.rng.random() < 0.3:
             return
@@ -120,7 +120,7 @@ class Life:
         self.position, self.next_id, self.told = end, handle.checkpoint.id + 1, end
 
     def step(self) -> None:
-        """Copy some changes, or none, and start a checkpoint of them; sometimes leave it in flight beside the next."""
+        """Copy some changes, or none, and start a checkpoint of them; sometimes leave it in flight next to another."""
         end = self.position + self.rng.choice((0, 1, 5, 20))
         for position in range(self.position, end):
             key, value = self.source.change(position)
@@ -136,7 +136,9 @@ class Life:
             self.finish()
 
     def finish(self) -> None:
-        """Commit the checkpoints in flight, perhaps after leaving a handle for a later life; skip or abort some."""
+        """Commit the checkpoints in flight, perhaps after leaving a handle for the next incarnation; skip or abort
+        some.
+        """
         under_way, self.under_way = self.under_way, []
         for persist, end in under_way:
             handle = persist.result()
@@ -152,7 +154,7 @@ class Life:
 
 
 def check(rig: LogRig, sources: list[Source], told: dict[str, int]) -> dict[str, int]:
-    """The log holds what a plain fold of each source gives up to the position that its last commit names."""
+    """Check that the log equals a plain fold of each source up to the position that its last commit names."""
     state = rig.state()
     with rig.open() as log:
         commits = log.history.read().state.commits
@@ -169,7 +171,7 @@ def check(rig: LogRig, sources: list[Source], told: dict[str, int]) -> dict[str,
 
 
 def check_recovery(rig: LogRig, sources: list[Source], told: dict[str, int]) -> None:
-    """In the middle of it all: a recovery that begins now has all that anybody was told, and tells of no damage."""
+    """Check in the middle of all that a new recovery has every acknowledged commit, and reports no damage."""
     with rig.open() as log:
         recovery = Environment(start=inline).run(recover, log)
         state = recovery.to_dict()
@@ -183,7 +185,7 @@ def check_recovery(rig: LogRig, sources: list[Source], told: dict[str, int]) -> 
 
 
 def run(seed: int) -> int:
-    """One history; returns how far the sources were copied."""
+    """Run one history; return how far the sources were copied."""
     rng = random.Random(seed)
     share = rng.choice((0.0, 0.01, 0.04))
     faults = RandomFaults(rng, share=0.0)
@@ -242,7 +244,7 @@ def test_histories_end_in_the_fold_of_their_sources() -> None:
 @pytest.mark.soak
 @pytest.mark.timeout(0)
 def test_many_more_histories() -> None:
-    """The same over far more seeds."""
+    """Nothing is lost over far more seeds."""
     for seed in range(1_000, 9_000):
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", UserWarning)
