@@ -1,7 +1,7 @@
 """Deterministic interleaving of blocking code: actors on threads, of which exactly one runs at any time.
 
-An actor runs until it calls `pause`, and stands still there until it is stepped again or killed. So code that knows
-nothing of a simulation is cut into steps at whatever calls `pause`: a store's fault hook, a Kafka call, a crash point.
+An actor runs until it calls `pause`, and stays there until it is stepped again or killed. So code that knows nothing of
+a simulation is cut into steps by any caller of `pause`: a store's fault hook, a Kafka call, a crash point.
 """
 
 import threading
@@ -18,7 +18,7 @@ _DEADLINE_S = 60.0
 
 
 class Actor:
-    """One thread of blocking code. `error` is what it ended with, if anything but its own death."""
+    """One thread of blocking code. `error` is the error that it ended with, other than its own death."""
 
     def __init__(self, stepper: "Stepper", body: Callable[[], None]) -> None:
         self.error: BaseException | None = None
@@ -31,21 +31,21 @@ class Actor:
         self._thread.start()
 
     def step(self) -> None:
-        """Run until the next pause or the end. Raises the error that it ended with."""
+        """Run until the next pause or the end. Raises the actor's error."""
         self._go.release()
         assert self._stepper.paused.acquire(timeout=_DEADLINE_S), "an actor neither pauses nor ends"
         if self.error is not None:
             raise self.error
 
     def kill(self) -> None:
-        """Let it die where it stands."""
+        """Kill the actor at its pause."""
         if not self.over:
             self._killed = True
             self.step()
         self._thread.join(_DEADLINE_S)
 
     def stand_still(self) -> None:
-        """Called on the actor's thread: hand over and wait for the next step. The dead do nothing more."""
+        """Hand over on the actor's thread and wait for the next step. A dead actor does nothing more."""
         if self._killed:
             raise Crash
         self._stepper.paused.release()
@@ -73,18 +73,18 @@ class _Current(threading.local):
 
 
 class Stepper:
-    """Makes actors, and knows on whose thread it is asked."""
+    """A maker of actors that knows the calling thread."""
 
     def __init__(self) -> None:
         self.paused = threading.Semaphore(0)
         self.current = _Current()
 
     def actor(self, body: Callable[[], None]) -> Actor:
-        """A new actor, standing before its first instruction."""
+        """Return a new actor, before its first instruction."""
         return Actor(self, body)
 
     def pause(self, *_: object) -> None:
-        """Stand still here, if an actor calls; any other thread just goes on."""
+        """Pause here if an actor calls; any other thread just goes on."""
         actor = self.current.actor
         if actor is not None and not actor.over:
             actor.stand_still()
@@ -93,7 +93,7 @@ class Stepper:
 class SteppedKafka(MemoryKafka):
     """A view of the twin's cluster that calls `before` with the name of the call, before each of the calls `at`.
 
-    What it calls may stand still, which the cluster's own hooks may not: they hold its lock.
+    `before` may pause, unlike the cluster's own hooks: they hold its lock.
     """
 
     def __init__(
@@ -110,24 +110,24 @@ class SteppedKafka(MemoryKafka):
     def offsets(
         self, topic: str, partitions: Sequence[int], *, at_least: Mapping[int, int] | None = None
     ) -> dict[int, OffsetRange]:
-        """As the twin."""
+        """Return the twin's answer."""
         self._reach("offsets")
         return super().offsets(topic, partitions, at_least=at_least)
 
     def delete_records(self, topic: str, before: Mapping[int, int]) -> dict[int, int]:
-        """As the twin."""
+        """Return the twin's answer."""
         self._reach("delete_records")
         return super().delete_records(topic, before)
 
     def producer(self) -> MemoryProducer:
-        """As the twin. What is sent reaches the cluster at a `poll`."""
+        """Return the twin's producer. Records reach the cluster at a `poll`."""
         self._reach("producer")
         made = _SteppedProducer(self)
         made.reach = self._reach
         return made
 
     def reader(self, topic: str) -> MemoryReader:
-        """As the twin."""
+        """Return the twin's reader."""
         self._reach("reader")
         made = _SteppedReader(self, topic)
         made.reach = self._reach

@@ -1,12 +1,12 @@
-"""The judge of plays: plain code over what is on the twins and what anybody was told, with a fold of its own.
+"""The judge of plays: plain code over the twins' contents and all acknowledgements, with a fold of its own.
 
-It believes nothing that statelog says of itself: history is what `NaiveFold` makes of every record that the ledger ever
-held, and a state is what the commits of history say, change by change.
+It believes no report of statelog itself: history is `NaiveFold` over every record that the ledger ever held, and a
+state is the commits of history, change by change.
 
-Standing properties: an acknowledged commit is in history exactly once, a refused one is not; whatever was read at a
-position is history's state there; a reader that began after an acknowledgement has it; nobody is told of damage unless
-something was lost; in the end nothing is left behind. Of programs that process an input: each state that anybody sees
-is the fold of the input below its progress, and an owner's lacks nothing that was acknowledged (`InputJudge`).
+Standing properties: an acknowledged commit is in history exactly once, a refused one is not. Every state read at a
+position is history's state there, and a reader that began after an acknowledgement has it. No process gets a damage
+error unless something was lost, and in the end no file is left behind. Programs that process an input (`InputJudge`):
+each visible state is the fold of the input below its progress, and an owner's state lacks no acknowledged input.
 """
 
 from collections import Counter
@@ -44,7 +44,7 @@ _HARMLESS = (
     "was closed with uncommitted changes",
     "unclosed ",
 )
-"""The last one is of processes that died, which close nothing."""
+"""The last one comes from dead processes, which close nothing."""
 
 
 class Fact(NamedTuple):
@@ -55,22 +55,24 @@ class Fact(NamedTuple):
 
 
 class Processed(Protocol):
-    """What a program made of its input: a table, or a standby."""
+    """The result of a program over its input: a table, or a standby."""
 
     @property
     def progress(self) -> Mapping[str, Any]:
-        """How far it is."""
+        """Its progress in the input."""
         ...
 
     def items(self) -> ItemsView[bytes, bytes]:
-        """The state."""
+        """Return the state."""
         ...
 
 
 @dataclass(slots=True)
 class InputJudge:
-    """Of programs that process an input of which `fold` gives the state below an offset. `field` of their progress is
-    the offset up to which they have processed it, and `acknowledged` the highest that a commit named.
+    """A judge of programs that process an input of which `fold` gives the state below an offset.
+
+    `field` of their progress is the offset up to which they have processed it, and `acknowledged` the highest that a
+    commit named.
     """
 
     fold: Callable[[int], State]
@@ -78,11 +80,11 @@ class InputJudge:
     acknowledged: int = 0
 
     def hear(self, offset: int) -> None:
-        """The input below this offset is acknowledged."""
+        """Record that the input below this offset is acknowledged."""
         self.acknowledged = max(self.acknowledged, offset)
 
     def check(self, found: Processed, *, is_owner: bool = True) -> int:
-        """Its offset, once it was seen to be right."""
+        """Return its offset, after checking that the state is right."""
         offset = int(found.progress.get(self.field, 0))
         missing = f"an acknowledged commit is gone: {offset} < {self.acknowledged}"
         assert not is_owner or offset >= self.acknowledged, missing
@@ -90,8 +92,9 @@ class InputJudge:
         return offset
 
     def check_end(self, log: Log, end: int) -> None:
-        """All of the input was processed, and the log says so behind a barrier: without one a process that has seen
-        nothing may believe a leader that was deposed.
+        """Check that all of the input was processed, and that the log says so behind a barrier.
+
+        Without a barrier a process that has read nothing may believe a deposed leader.
         """
         with recover(log, barrier=True, settings=RecoverySettings(threads=1)) as recovery:
             assert recovery.to_dict() == self.fold(end)
@@ -102,7 +105,7 @@ class InputJudge:
 
 
 def check(world: World) -> None:
-    """All that must hold of a play in which nothing was lost."""
+    """Check all invariants of a play in which nothing was lost."""
     history = history_of(world)
     check_acknowledged(world, history)
     check_reads(world, history)
@@ -111,7 +114,7 @@ def check(world: World) -> None:
 
 
 def history_of(world: World) -> list[Fact]:
-    """Every valid commit that the ledger holds or held below its start, in order."""
+    """Return every valid commit that the ledger holds or held below its start, in order."""
     log = _log(world)
     fold = NaiveFold(log.descriptor.identity)
     ledger = world.cluster.log(ledger_topic(LOG), 0)
@@ -121,7 +124,7 @@ def history_of(world: World) -> list[Fact]:
 
 
 def check_acknowledged(world: World, history: Sequence[Fact]) -> None:
-    """Told and true are the same, wherever anybody was told anything."""
+    """Check that acknowledgements and history agree."""
     times = Counter(fact.tag for fact in history)
     assert set(times) <= set(world.attempts), "a commit that nobody tried"
     assert not [tag for tag, count in times.items() if count > 1], "a commit is in history twice"
@@ -136,14 +139,14 @@ def check_acknowledged(world: World, history: Sequence[Fact]) -> None:
 
 
 def check_reads(world: World, history: Sequence[Fact]) -> None:
-    """Every state that was handed out is the one that history has at its position, and none is too old."""
+    """Check that every state given out is history's at its position, and that none is too old."""
     for read in world.reads:
         assert read.state == state_at(world, history, read.position), f"{read.reader} got another state: {read}"
         assert read.position >= read.floor, f"{read.reader} missed what was acknowledged before it began: {read}"
 
 
 def state_at(world: World, history: Sequence[Fact], position: int) -> State:
-    """The state that history has at a position."""
+    """Return the state that history has at a position."""
     state: State = {}
     for fact in history:
         if fact.offset < position:
@@ -152,13 +155,13 @@ def state_at(world: World, history: Sequence[Fact], position: int) -> State:
 
 
 def check_warnings(caught: Sequence[str]) -> None:
-    """Nobody was told of damage; a lease that stays until it runs out is told, and harmless."""
+    """Check that there was no damage warning; a warning of a lease that stays until it expires is harmless."""
     for text in caught:
         assert any(harmless in text for harmless in _HARMLESS), f"a false alarm: {text}"
 
 
 def check_end(world: World, history: Sequence[Fact]) -> None:
-    """The play came to its end, and left nothing behind that no manifest names."""
+    """Check that the play came to its end, and left no file behind that no manifest names."""
     last = {world.attempts[fact.tag].writer: world.attempts[fact.tag].checkpoint_id for fact in history}
     assert last == {"w": 8, "job": 1}
     assert world.reads[-1].state == state_at(world, history, world.reads[-1].position)

@@ -1,7 +1,7 @@
 """A simulated world for the ledger rules: writers that open, persist, commit, crash and adopt, over a lossy network.
 
 Writers of a few names over overlapping partitions work with the real records, handles and fold. A message may arrive
-late (after its sender died), be lost, or lose its answer; order per (sender, queue) holds and nothing is doubled, as
+late (after its sender died), be lost, or lose its answer. Order per (sender, queue) holds and nothing is doubled, as
 with an idempotent producer. One seed decides everything. `tests/property/test_fold_model.py` judges the history.
 """
 
@@ -31,7 +31,7 @@ Callback = Callable[[int], None]
 
 
 class Chunk(NamedTuple):
-    """A record of the data topic: one change, of one change set. `value` is its place in the writer's source."""
+    """A record of the data topic: one change, of one change set. `value` is its position in the writer's source."""
 
     epoch: int
     nonce: bytes
@@ -41,7 +41,7 @@ class Chunk(NamedTuple):
 
 
 class Told(NamedTuple):
-    """What a process was told to be committed."""
+    """An acknowledged commit of a process."""
 
     writer: str
     checkpoint: Checkpoint
@@ -57,13 +57,13 @@ class _Message:
 
 
 def span_of(handle: Handle) -> tuple[int, int]:
-    """The stretch of the writer's source that a handle covers, kept in its steps' meta records."""
+    """Return the stretch of the writer's source that a handle covers, from its steps' meta records."""
     first, last = ((step.meta[SPAN] or b"").decode().split("-") for step in (handle.steps[0], handle.steps[-1]))
     return int(first[0]), int(last[1])
 
 
 class World:
-    """The ledger, the data topic, the network, and what callers keep on their side."""
+    """The ledger, the data topic, the network, and the storage of the callers."""
 
     def __init__(self, seed: int, make_fold: MakeFold) -> None:
         self.rng = random.Random(seed)
@@ -73,30 +73,30 @@ class World:
         self.network: list[_Message] = []
         self.told: list[Told] = []
         self.stored: dict[str, Handle] = {}  # the other side of a two-phase commit
-        self.seen_end: dict[bytes, int] = {}  # how far the ledger was when the opener with this nonce read it
+        self.seen_end: dict[bytes, int] = {}  # how far the ledger reached when the opener with this nonce read it
         self.lives = 0
         self._fold = make_fold()
         self._verdicts: list[Void | None] = []
 
     def fold(self) -> LedgerFold:
-        """The fold of the whole ledger, as a process sees it that reads to the end now."""
+        """Return the fold of the whole ledger, as a process sees it that reads to the end now."""
         for offset in range(len(self._verdicts), len(self.ledger)):
             self._verdicts.append(self._fold.apply(offset, self.ledger[offset]))
         return self._fold
 
     def verdict(self, offset: int) -> Void | None:
-        """The verdict on the record at `offset`."""
+        """Return the verdict on the record at `offset`."""
         self.fold()
         return self._verdicts[offset]
 
     def lose_tail(self) -> None:
-        """The ledger loses its last record, if that is an Open (a lost commit would be seen as data loss)."""
+        """Lose the ledger's last record, if that is an Open (a lost commit would be detected as data loss)."""
         if self.ledger and isinstance(self.ledger[-1], Open):
             self.ledger.pop()
             self._fold, self._verdicts = self.make_fold(), []
 
     def deliver(self) -> None:
-        """One message arrives, or is lost, or arrives and its answer is lost."""
+        """Deliver one message, or lose it, or deliver it and lose its answer."""
         if not self.network:
             return
         message = self._pick()
@@ -132,14 +132,14 @@ class World:
 
 @dataclass(slots=True)
 class _Pending:
-    """A change set on its way: per partition the offsets acknowledged so far."""
+    """A change set in flight: per partition the offsets acknowledged so far."""
 
     offsets: dict[int, list[int]] = field(default_factory=dict[int, list[int]])
     waiting: int = 0
 
 
 class Process:
-    """One life of a writer: one Open, then persist and commit until something fails or fences it."""
+    """One incarnation of a writer: one Open, then persist and commit until something fails or fences it."""
 
     def __init__(self, world: World, name: str) -> None:
         self.world, self.name = world, name
@@ -149,13 +149,13 @@ class Process:
         world.lives += 1
         self.nonce = world.lives.to_bytes(16, "big")
         self.slow = world.rng.random() < 0.3
-        self.eager = world.rng.choice((0.2, 0.6))  # how readily it persists on top of what is not committed
+        self.eager = world.rng.choice((0.2, 0.6))  # how readily it persists on top of an uncommitted handle
         self.epoch, self.sqn, self.at = -1, 0, 0
         self.queue: list[Handle] = []  # persisted, not yet committed; each includes the one before
         self.state = "start"
 
     def step(self) -> None:
-        """Do one thing, if there is something to do."""
+        """Do one step, if there is any."""
         rng = self.world.rng
         if self.state == "start" and not (self.slow and rng.random() < 0.7):
             self._send_open()
@@ -201,7 +201,7 @@ class Process:
         self.state = "idle"
 
     def _adopt(self, stored: Handle) -> None:
-        """Drop what is committed already, or, as a careless caller does, take whatever has a greater id."""
+        """Drop the committed part, or, as a careless caller does, take any handle with a greater id."""
         if self.world.rng.random() < 0.5:
             handle = stored
             if handle.checkpoint.id <= self.tip.id:
@@ -219,7 +219,7 @@ class Process:
         self.sqn += 1
         pending = _Pending()
         start, to = self.at, self.at + rng.randint(1, 3)
-        quiet = rng.random() < 0.25  # input that changes nothing still moves the source on
+        quiet = rng.random() < 0.25  # input that changes no key still moves the source on
         self.state = "persisting"
         for value in range(start, start if quiet else to):
             partition = self.partitions[value % len(self.partitions)]
@@ -288,7 +288,7 @@ class Process:
 
 
 def simulate(seed: int, make_fold: MakeFold) -> World:
-    """One history."""
+    """Return one history."""
     world = World(seed, make_fold)
     rng = world.rng
     processes: list[Process] = []

@@ -1,7 +1,7 @@
-"""A second ledger fold, naive on purpose: it keeps the whole history and judges every record from scratch.
+"""A second ledger fold, naive on purpose: it stores the whole history and judges every record from scratch.
 
-It shares no state, no increments and no short cuts with `statelog.schemas.ledger.fold`, so that the two can only
-agree if both follow DESIGN section 2.
+It shares no state, no increments and no short cuts with `statelog.schemas.ledger.fold`, so that the two can only agree
+if both follow DESIGN section 2.
 """
 
 from typing import NamedTuple
@@ -23,14 +23,14 @@ class _Valid(NamedTuple):
 
 
 def same_verdict(one: VoidReason | None, other: VoidReason | None) -> bool:
-    """Whether two folds agree. Fenced and unknown are one verdict: a fold from a snapshot cannot tell them apart."""
+    """Return whether two folds agree. Fenced and unknown are one verdict: a fold from a snapshot has only one."""
     return one == other or (one in NOT_LIVE and other in NOT_LIVE)
 
 
 class NaiveFold:
-    """Valid records in order, and questions answered by reading all of them.
+    """Valid records in order, and queries that read all of them.
 
-    `began` is the position from which its reader folds: what it has from below, it has from a snapshot.
+    `began` is the position from which its reader folds: a snapshot holds the records below.
     """
 
     def __init__(self, identity: LogIdentity) -> None:
@@ -39,9 +39,9 @@ class NaiveFold:
         self.began = 0
 
     def apply(self, offset: int, record: LedgerRecord | None) -> VoidReason | None:
-        """Judge the next record. Returns None if it is valid, else why it is void.
+        """Judge the next record. Return None if it is valid, else why it is void.
 
-        Raises OffsetGone for a Restart from a snapshot above the place where its reader began.
+        Raises OffsetGone for a Restart from a snapshot above the position where its reader began.
         """
         if record is None:
             return None
@@ -55,7 +55,7 @@ class NaiveFold:
         return reason
 
     def judge(self, record: LedgerRecord) -> VoidReason | None:
-        """The verdict on `record` if it came next."""
+        """Return the verdict on `record` if it came next."""
         match record:
             case Open():
                 return self._judge_open(record)
@@ -65,33 +65,33 @@ class NaiveFold:
                 return None
 
     def opens(self) -> list[tuple[int, Open]]:
-        """Every valid Open with its offset."""
+        """Return every valid Open with its offset."""
         return [(offset, record) for offset, record in self.valid if isinstance(record, Open)]
 
     def commits(self) -> list[tuple[int, Commit]]:
-        """Every valid commit with its offset."""
+        """Return every valid commit with its offset."""
         return [(offset, record) for offset, record in self.valid if isinstance(record, Commit)]
 
     def restarted(self) -> int:
-        """The offset of the newest Restart, -1 if there is none."""
+        """Return the offset of the newest Restart, -1 if there is none."""
         return max((offset for offset, record in self.valid if isinstance(record, Restart)), default=-1)
 
     def writer(self, commit: Commit) -> str:
-        """Whose commit it is."""
+        """Return the commit's writer."""
         return dict(self.opens())[commit.epoch].writer
 
     def last_final(self, writer: str) -> int:
-        """The offset of the writer's last final commit, -1 if there is none."""
+        """Return the offset of the writer's last final commit, -1 if there is none."""
         return max((offset for offset, c in self.commits() if c.final and self.writer(c) == writer), default=-1)
 
     def last(self, writer: str) -> Checkpoint:
-        """The writer's last checkpoint since its last final commit."""
+        """Return the writer's last checkpoint since its last final commit."""
         since = self.last_final(writer)
         mine = [c.checkpoint for offset, c in self.commits() if self.writer(c) == writer and offset > since]
         return mine[-1] if mine else NO_CHECKPOINT
 
     def prior(self, writer: str, partitions: tuple[int, ...]) -> int:
-        """The newest Restart, or valid Open that shares a partition, or the name since its last final commit."""
+        """Return the newest Restart, or valid Open that shares a partition, or the name since its last final commit."""
         since = self.last_final(writer)
         theirs = (
             offset
@@ -101,8 +101,8 @@ class NaiveFold:
         return max([self.restarted(), *theirs])
 
     def fenced(self, epoch: int) -> bool:
-        """Whether a later valid Open shares a partition or the name with the Open at `epoch`, or it was ended by its
-        own final commit or by a Restart.
+        """Return whether the Open at `epoch` has ended: by a later valid Open that shares a partition or the name, by
+        its own final commit, or by a Restart.
         """
         if self.restarted() > epoch:
             return True
@@ -112,7 +112,7 @@ class NaiveFold:
         return ended or any(o.writer == mine.writer or set(o.partitions) & set(mine.partitions) for o in later)
 
     def committed(self, partition: int) -> int:
-        """The largest end offset that any valid commit lists in the partition."""
+        """Return the largest end offset that any valid commit lists in the partition."""
         ends = [end for _, c in self.commits() for mine, _, end in c.extents if mine == partition]
         return max(ends, default=0)
 

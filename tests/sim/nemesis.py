@@ -1,9 +1,9 @@
 """The nemesis of a story: counts every port operation of all its processes, and lets chosen ones fail or kill.
 
-Owns the list of operations and the faults that are played on them. Knows neither the story nor what is right.
+It owns the list of operations and the faults that are played on them. It knows neither the story nor what is right.
 
-A process dies at an operation by `Crash`, and whatever it still tries on its way out (to remove a lease, to close a
-producer) does not happen: the dead do nothing. Which process acts is what the story says; one acts at a time.
+A process dies at an operation by `Crash`. Its later attempts on the way out (to remove a lease, to close a producer) do
+not happen: a dead process does nothing. The story says which process acts; one acts at a time.
 """
 
 import errno
@@ -34,7 +34,7 @@ __all__ = ["Kind", "Nemesis", "Operation"]
 
 
 class Kind(Enum):
-    """What happens to one operation."""
+    """The fate of one operation."""
 
     BEFORE = "failed-before"
     AFTER = "failed-after"
@@ -47,7 +47,7 @@ class Kind(Enum):
     BROKEN = "broken-off"
     """A read ends after one record."""
     FATAL = "fatal"
-    """The producer is over, and the record was appended, or was not: by turns."""
+    """The producer has failed for good, and the record was appended, or was not, in alternation."""
     LATE = "late"
     """A write to the store takes effect at the end of the scene."""
 
@@ -67,8 +67,9 @@ _KINDS = {
     Kind.CRASH_BEFORE: _WRITES | _DISK | _POINT,
     Kind.CRASH_AFTER: _WRITES,
 }
-"""Where a kind means something of its own. A question that failed after it was put is one that failed before; and a
-death at a question is one after the write before it."""
+"""The operations where a kind has a meaning of its own. A query that fails after its effect equals one that fails
+before, and a death at a query equals one after the write before it.
+"""
 _ANSWERS = {
     Kind.BEFORE: UNAVAILABLE,
     Kind.AFTER: LOST,
@@ -82,25 +83,25 @@ _FAULTS = {Kind.BEFORE: Fault.BEFORE, Kind.AFTER: Fault.AFTER, Kind.LATE: Fault.
 
 
 class Operation(NamedTuple):
-    """One port operation: its number in the story, who asked, what, and of which topic or file."""
+    """One port operation: its number in the story, its process, method, and topic or file."""
 
     number: int
     process: str
     method: str
     target: str
     place: int = 0
-    """Where it was asked from: equal for the same way through statelog's code. Of a story without a fault, else 0."""
+    """The place of its call: equal for the same path through statelog's code. Of a story without a fault, else 0."""
 
     def __str__(self) -> str:
         return f"{self.number}-{self.process}-{self.method}-{self.target}".rstrip("-")
 
     def can(self, kind: Kind) -> bool:
-        """Whether this kind of fault makes a difference here."""
+        """Return whether this kind of fault makes a difference here."""
         return self.method in _KINDS[kind] if kind in _KINDS else self.method not in _POINT
 
 
 class Nemesis:
-    """Plays `faults`, by the number of the operation. It is the hook of questions and the faults of sends at once."""
+    """A player of `faults`, by the number of the operation: the hook of queries and the faults of sends at once."""
 
     def __init__(self, faults: Mapping[int, Kind]) -> None:
         self.operations: list[Operation] = []
@@ -112,11 +113,11 @@ class Nemesis:
         self.is_quiet = False
         """Set to True it counts and plays nothing: for the judge's own questions."""
 
-    # ---- who acts
+    # ---- the acting process
 
     @contextmanager
     def acting(self, process: str) -> Generator[None]:
-        """In this block it is this process that acts. Raises Crash if it dies in it, however the block ends."""
+        """Let this process act within the block. Raises Crash if it dies in it, however the block ends."""
         before, self._acting = self._acting, process
         try:
             yield
@@ -129,13 +130,13 @@ class Nemesis:
         self._check_alive(process)
 
     def is_dying(self, process: str) -> bool:
-        """Whether it died."""
+        """Return whether it died."""
         return process in self._dying
 
     # ---- the hooks
 
     def __call__(self, call: Call) -> Answer:
-        """How a question to Kafka is answered."""
+        """Return the answer to a query to Kafka."""
         kind = self._ask(call.method, call.topic.removeprefix("story."))
         if call.method != "send":
             return TRUE if kind is None else _ANSWERS[kind]
@@ -147,21 +148,21 @@ class Nemesis:
         return UNAVAILABLE if kind is Kind.BEFORE else TRUE
 
     def fate(self, attempt: SendAttempt) -> Fate:
-        """What becomes of the record whose send was asked about last."""
+        """Return the fate of the record of the last send."""
         return self._fate
 
     def store_hook(self, method: str, path: str) -> Fault | None:
-        """The fault hook of every process' store."""
+        """Return the fault hook of every process' store."""
         kind = self._ask("read_file" if method == "read" else method, re.sub(r"[0-9a-f]{32}", "x", path))
         return None if kind is None else _FAULTS[kind]
 
     def disk_hook(self, step: str, _path: Path) -> None:
-        """The fault hook of every process' local disk: it is full."""
+        """Fail every process' local disk: it is full."""
         if self._ask(f"disk_{step}", "") is Kind.BEFORE:
             raise OSError(errno.ENOSPC, "No space left on device")
 
     def point(self, step: str) -> None:
-        """The crash point of a process whose steps count as operations."""
+        """Pass a crash point of a process whose steps count as operations."""
         self._ask("point", step)
 
     # ---- inside
@@ -189,7 +190,7 @@ class Nemesis:
 
 
 def _place() -> int:
-    """The lines of statelog's code that are under way, without those of the twins."""
+    """Return the lines of statelog's code on the stack, without the twins' lines."""
     frame, lines = inspect.currentframe(), list[tuple[str, int]]()
     while frame is not None:
         module = frame.f_globals["__name__"]

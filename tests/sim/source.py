@@ -1,6 +1,6 @@
-"""What simulated programs process: inputs whose messages are numbered, and the state that they leave. Pure.
+"""The inputs of simulated programs, whose messages are numbered, and the states that they leave. Pure.
 
-The state of a program is right if it is the fold of its input below its progress: that is all that a judge has to know.
+The state of a program is right if it is the fold of its input below its progress: a judge needs to know no more.
 """
 
 import zlib
@@ -17,19 +17,19 @@ State = dict[bytes, bytes]
 
 @dataclass(frozen=True, slots=True)
 class Puts:
-    """Each message puts one of so many keys, taken in strides; one in `deletes` deletes it."""
+    """An input where each message puts one of so many keys, taken in strides; one in `deletes` deletes it."""
 
     keys: int
     stride: int
     deletes: int
 
     def change(self, offset: int) -> tuple[bytes, bytes | None]:
-        """The change at an offset; None deletes."""
+        """Return the change at an offset; None deletes."""
         key = b"k%d" % (offset * self.stride % self.keys)
         return key, None if offset % self.deletes == self.deletes - 1 else b"%d" % offset
 
     def fold(self, end: int) -> State:
-        """The state after the messages below `end`, with the keys in the order of their last puts."""
+        """Return the state after the messages below `end`, with the keys in the order of their last puts."""
         state: State = {}
         apply_all(state, map(self.change, range(end)))
         return state
@@ -37,14 +37,15 @@ class Puts:
 
 @dataclass(frozen=True, slots=True)
 class Chain:
-    """Each message changes one key to a digest of what was there and of the message: one that is left out, comes twice
-    or out of order shows in the state for good.
+    """An input where each message changes one key to a digest of the old value and the message.
+
+    A message that is left out, comes twice or out of order shows in the state for good.
     """
 
     keys: int
 
     def step(self, state: MutableMapping[bytes, bytes], offset: int) -> None:
-        """What the message at an offset does to a state."""
+        """Apply the message at an offset to a state."""
         key = b"k%d" % (offset * 7 % self.keys)
         if offset % 17 == 16:
             state.pop(key, None)
@@ -52,7 +53,7 @@ class Chain:
             state[key] = b"%d" % zlib.crc32(b"%d" % offset, zlib.crc32(state.get(key, b"")))
 
     def fold(self, end: int) -> State:
-        """The state after the messages below `end`."""
+        """Return the state after the messages below `end`."""
         begun = end // 2_000 * 2_000
         state = dict(_folded(self, begun))
         for offset in range(begun, end):
@@ -69,6 +70,6 @@ def _folded(chain: Chain, end: int) -> State:
 
 
 WORK = Chain(keys=13)
-"""What groups of workers process."""
+"""The input of groups of workers."""
 COPIED = Puts(keys=97, stride=31, deletes=11)
-"""What processes that die copy into a log, or process into a table."""
+"""The input that dying processes copy into a log, or process into a table."""

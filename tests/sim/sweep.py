@@ -1,7 +1,7 @@
-"""Sweeps: a fixed play is told once for each fault, at each operation that can have it; who complains is named.
+"""Sweeps: a fixed play runs once for each fault, at each operation that can have it; the complaint names its play.
 
-A `Sweep` knows the operations of its play without a fault, which has to be well; they are found once by each process of
-the tests.
+A `Sweep` knows the operations of its play without a fault, which must succeed. Each process of the tests finds them
+once.
 """
 
 import random
@@ -18,11 +18,11 @@ __all__ = ["Faults", "Sweep", "Telling"]
 
 Faults = Mapping[int, Kind]
 Way = TypeVar("Way", bound=Hashable)
-"""How a play is told: what else besides its faults is different from one telling to the next."""
+"""The variant of a play: its differences other than faults."""
 
 
 class Telling(NamedTuple, Generic[Way]):
-    """A play to be told: its name, what goes wrong in it, by the number of the operation, and its way."""
+    """A play to run: its name, its faults by the number of the operation, and its variant."""
 
     name: str
     faults: Faults
@@ -35,13 +35,13 @@ def _any(_: Operation) -> bool:
 
 @dataclass(frozen=True)
 class Sweep(Generic[Way]):
-    """`tell` tells the play in a scratch directory and judges it. Raises whatever is wrong."""
+    """A sweep, whose `tell` plays in a scratch directory and judges. Raises any complaint."""
 
     tell: Callable[[Path, Faults, Way], World]
     _known: dict[Way, list[Operation]] = field(default_factory=dict[Way, list[Operation]])
 
     def operations(self, way: Way) -> list[Operation]:
-        """Those of the play without a fault."""
+        """Return the operations of the play without a fault."""
         if way not in self._known:
             with tempfile.TemporaryDirectory() as scratch:
                 world = self.tell(Path(scratch), {}, way)
@@ -52,13 +52,14 @@ class Sweep(Generic[Way]):
     def single(
         self, kind: Kind, way: Way, *, only: Callable[[Operation], bool] = _any, first: int = 0, each: int = 1
     ) -> Iterator[Telling[Way]]:
-        """Every `each`-th of the operations that can have this fault, from the `first` on."""
+        """Yield every `each`-th of the operations that can have this fault, from the `first` on."""
         chosen = [one for one in self.operations(way) if one.can(kind) and only(one)][first::each]
         return (Telling(f"{one} {kind.value}, {way}", {one.number: kind}, way) for one in chosen)
 
     def pairs(self, count: int, ways: Sequence[Way]) -> Iterator[Telling[Way]]:
-        """So many pairs of faults of one play, and the same ones every time. The second one strikes whatever stands at
-        its number then.
+        """Yield so many pairs of faults of one play, the same ones every time.
+
+        The second fault strikes the operation that has its number then.
         """
         chance = random.Random(7)
         for _ in range(count):
@@ -72,12 +73,12 @@ class Sweep(Generic[Way]):
             yield Telling(name, {one.number: first, second: other}, way)
 
     def play(self, tellings: Iterator[Telling[Way]]) -> None:
-        """Tell them all. Raises AssertionError that names each one that went wrong."""
+        """Run them all. Raises AssertionError that names each failed one."""
         complaints = {one.name: said for one in tellings if (said := self._complaint(one))}
         assert not complaints, "\n".join(f"{name}: {said}" for name, said in complaints.items())
 
     def _complaint(self, one: Telling[Way]) -> str:
-        """What the judge, or an actor that stopped, has to say; empty if all is well."""
+        """Return the complaint of the judge, or of a stopped actor; empty if all is well."""
         with tempfile.TemporaryDirectory() as scratch:
             try:
                 world = self.tell(Path(scratch), one.faults, one.way)

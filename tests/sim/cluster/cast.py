@@ -1,19 +1,19 @@
-"""The cast of a play on a cluster: starts every actor, starts it again where the docs say so, and does it harm.
+"""The cast of a play on a cluster: starts every actor, restarts it where the docs say so, and harms it.
 
-Each actor is a process of its own, forked from one that has imported everything, and does what the docs tell a program
-of its kind:
+Each actor is a process of its own, forked from one that has imported everything. It follows the docs for programs of
+its kind:
 
     writer       opens, restores its key groups, resumes at its last commit; opens again after Unavailable,
                  PersistFailed and OutcomeUnknown, ends when it is fenced
     coordinator  the same, with tasks in other processes; a task that does not answer is asked again in a new slot
-    task         writes under whatever grant it is handed, with one producer until that fails
+    task         writes under any grant that it gets, with one producer until that fails
     reader       recovers the newest state over and over on one open log
-    follower     keeps the state warm; after Unavailable it resumes, and begins anew where the log tells it to
-    materializer the daemon `statelog materialize`, with a round every second that keeps as little as it may
+    follower     keeps the state warm; after Unavailable it resumes, and begins again where the log tells it to
+    materializer the daemon `statelog materialize`, with a round every second that retains as little as it may
 
-Whatever else is raised ends the actor with the exit code of the command line, above all damage. Invariant: an actor
-that ends for another reason than a signal of ours, a newer life of its name or, for a daemon, a world that was in its
-way for too long, fails the play at once: it met an error that calls for a person, and nothing was lost.
+Any other error ends the actor with the exit code of the command line, above all damage. Invariant: an actor may end by
+a signal of ours, by a newer incarnation of its name or, for a daemon, after too long an obstruction. Any other end
+fails the play at once: the actor met an error that calls for a person, and nothing was lost.
 """
 
 import faulthandler
@@ -47,13 +47,13 @@ NAMES = {
     "materializer0": "materializer",
     "materializer1": "materializer",
 }
-"""Who plays: name and role."""
+"""The actors: name and role."""
 _CONTEXT = quick_start()
 _END_TIMEOUT_S = 240.0
 
 
 class _Actor:
-    """One life of an actor, as its process."""
+    """One incarnation of an actor, as its process."""
 
     def __init__(self, stage: Stage, name: str, life: int) -> None:
         self.name = name
@@ -83,13 +83,13 @@ class Cast:
             self.start(name)
 
     def start(self, name: str) -> int:
-        """Start a new life of a name, whether or not another one lives; returns its number."""
+        """Start a new incarnation of a name, whether or not another one is alive; return its number."""
         self._lives[name] += 1
         self._actors.append(_Actor(self._stage, name, self._lives[name]))
         return self._lives[name]
 
     def tend(self) -> None:
-        """Start again whoever ended as the docs say. Raises AssertionError for anybody else."""
+        """Restart every actor that ended as the docs say. Raises AssertionError for any other end."""
         for actor in [actor for actor in self._actors if actor.process.exitcode is not None]:
             self._actors.remove(actor)
             self._check_end(actor)
@@ -107,7 +107,9 @@ class Cast:
         assert is_victim or self._was_replaced(actor), self._last_words(actor)
 
     def _was_replaced(self, actor: _Actor) -> bool:
-        """Whether it was fenced by another life of its name: one that lives, opened after it, or was killed opening."""
+        """Return whether another incarnation of its name fenced it: one that is alive, opened later, or died
+        opening.
+        """
         if actor.process.exitcode != FENCED:
             return False
         if actor.name in self._killed or any(other.name == actor.name for other in self._actors if other is not actor):
@@ -117,32 +119,32 @@ class Cast:
         return str(newest["actor"]) != f"{actor.name}.{actor.life}"
 
     def _last_words(self, actor: _Actor) -> str:
-        """What is known of its end."""
+        """Return the known facts of its end."""
         path = self._stage.directory / f"{actor.name}.{actor.life}.jsonl"
         noted = entries(self._stage.directory, path.stem)[-3:]
         out, err = (path.with_suffix(suffix).read_text(encoding="utf-8") for suffix in (".out", ".err"))
         facts = [{name: value for name, value in entry.items() if name != "trace"} for entry in noted]
-        # A death in native code says at the beginning where it was.
+        # A death in native code names its location at the beginning.
         said = (out[-2000:], err) if len(err) < 12_000 else (out[-2000:], err[:8_000], "...", err[-4_000:])
         return "\n".join((f"{path.stem} ended with {actor.process.exitcode}", *map(str, facts), *said))
 
     # ---- harm
 
     def kill(self, name: str) -> None:
-        """SIGKILL to its newest life."""
+        """Send SIGKILL to its newest incarnation."""
         actor = self._newest(name)
         actor.is_doomed = True
         self._killed.add(name)
         actor.signal(signal.SIGKILL)
 
     def pause(self, name: str) -> int:
-        """SIGSTOP to its newest life; returns its number."""
+        """Send SIGSTOP to its newest incarnation; return its number."""
         actor = self._newest(name)
         actor.signal(signal.SIGSTOP)
         return actor.life
 
     def resume(self, name: str, life: int) -> None:
-        """SIGCONT, if that life was not killed meanwhile."""
+        """Send SIGCONT, if that incarnation was not killed meanwhile."""
         for actor in self._actors:
             if (actor.name, actor.life) == (name, life) and actor.process.is_alive():
                 actor.signal(signal.SIGCONT)
@@ -150,10 +152,10 @@ class Cast:
     def _newest(self, name: str) -> _Actor:
         return max((actor for actor in self._actors if actor.name == name), key=lambda actor: actor.life)
 
-    # ---- what they do
+    # ---- their work
 
     def progress(self) -> Counter[str]:
-        """How much every name has achieved so far: commits told, states read, rounds completed."""
+        """Return how much every name has achieved so far: acknowledged commits, states read, rounds completed."""
         done: Counter[str] = Counter()
         for entry in entries(self._stage.directory):
             if entry["what"] in {"ack", "read", "followed"}:
@@ -163,11 +165,11 @@ class Cast:
         return done
 
     def has_committed(self, name: str, life: int) -> bool:
-        """Whether this life was told of a commit."""
+        """Return whether this incarnation has an acknowledged commit."""
         return any(entry["what"] == "ack" for entry in entries(self._stage.directory, f"{name}.{life}"))
 
     def rounds(self) -> list[str]:
-        """The name of the materializer for every round that ended well."""
+        """Return the name of the materializer for every round that ended well."""
         ended: list[str] = []
         for path in self._stage.directory.glob("materializer*.out"):
             lines = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
@@ -176,7 +178,7 @@ class Cast:
         return ended
 
     def end(self) -> None:
-        """The play is over: all who live end by themselves. Raises AssertionError for who does not, or ends badly."""
+        """End the play: all live actors end by themselves. Raises AssertionError for one that does not end well."""
         self._stage.curtain.touch()
         deadline = time.monotonic() + _END_TIMEOUT_S
         for actor in self._actors:
@@ -188,14 +190,14 @@ class Cast:
             assert code == OK or self._was_replaced(actor), self._last_words(actor)
 
     def kill_all(self) -> None:
-        """Whatever happened, nobody stays."""
+        """Kill every process that is left."""
         for actor in self._actors:
             actor.process.kill()
             actor.process.join()
 
 
 def play(role: str, stage: Stage, name: str, life: int) -> None:
-    """One life of an actor, in this process; ends the process with an exit code."""
+    """Play one incarnation of an actor in this process, which then exits with a code."""
     write_to(stage.directory / f"{name}.{life}.out", 1)
     write_to(stage.directory / f"{name}.{life}.err", 2)
     faulthandler.enable()
@@ -216,7 +218,7 @@ def play(role: str, stage: Stage, name: str, life: int) -> None:
 
 
 def _note_warnings(journal: Journal) -> None:
-    """Nothing is damaged or left behind in a play, so a warning is a false alarm, too, and so is a log line."""
+    """Record warnings and log lines as false alarms: a play neither damages nor leaves anything."""
 
     def note(message: Warning | str, category: type[Warning], *_place: object, **_options: object) -> None:
         journal.note("warned", kind=category.__name__, text=str(message))
@@ -226,7 +228,7 @@ def _note_warnings(journal: Journal) -> None:
     listen(lambda line: journal.note("warned", kind=line.name, text=line.getMessage()))
 
 
-# ---- those who roll up
+# ---- the materializers
 
 
 def _materialize(part: Part) -> None:

@@ -1,11 +1,11 @@
-"""The judge of a play on a cluster: the one history that the journals allow, and all that was seen, against it. Pure.
+"""The judge of a play on a cluster: all observations against the one history that the journals allow. Pure.
 
-Each opening of a writer says which commit it found last. So the lives of a name form a chain: what lies between two
-openings was committed by the first of them, each commit by an attempt that is in its journal. That gives history
-commit by commit, with the ledger offset of each, and a digest of the state at every position.
+Each opening of a writer names the commit that it found last. So the incarnations of a name form a chain: the first of
+two openings made the commits between them, each by an attempt in its journal. That gives history commit by commit, with
+the ledger offset of each, and a digest of the state at every position.
 
-Judged: every acknowledged commit is in history, once; what was fenced or given up is not, unless the next life found
-it; every state that anybody read is the state at its position; whoever began after an acknowledgement saw it.
+Judged: every acknowledged commit is in history, once. A fenced or failed attempt is not, unless the next incarnation
+found it. Every state that was read is the state at its position. A reader that began after an acknowledgement has it.
 """
 
 from bisect import bisect_left, bisect_right
@@ -30,7 +30,7 @@ class Committed(NamedTuple):
 
 
 class Sighting(NamedTuple):
-    """What a writer's last commit was seen to be: checkpoint 0 if there was none."""
+    """The observed last commit of a writer: checkpoint 0 if there was none."""
 
     checkpoint: int
     life: str
@@ -38,7 +38,7 @@ class Sighting(NamedTuple):
 
 
 class _Life(NamedTuple):
-    """An opening: what it found, and what it tried and was told."""
+    """An opening: the commit that it found, and its attempts and acknowledgements."""
 
     name: str
     found: Sighting
@@ -67,16 +67,16 @@ class History:
             self._of_name[attempt.writer, attempt.checkpoint] = self.state.digests[attempt.writer]
 
     def digest_at(self, position: int) -> int:
-        """Of the state at a ledger position."""
+        """Return the digest of the state at a ledger position."""
         return self._digests[bisect_left(self.offsets, position)]
 
     def digest_of(self, writer: str, checkpoint: int) -> int | None:
-        """Of one name's keys behind its checkpoint; None if there is no such commit."""
+        """Return the digest of one name's keys behind its checkpoint; None if there is no such commit."""
         return self._of_name.get((writer, checkpoint))
 
 
 def judge(entries: Sequence[Entry], last: Mapping[str, Sighting]) -> History:
-    """The history of these journals, given what is the last commit of each name in the end, and all complaints."""
+    """Return the history of these journals, with all complaints, given the last commit of each name in the end."""
     complaints: list[str] = []
     lives = _lives(entries)
     commits = [commit for name in PARTITIONS_OF for commit in _chain(lives[name], last[name], complaints)]
@@ -89,7 +89,7 @@ def judge(entries: Sequence[Entry], last: Mapping[str, Sighting]) -> History:
 
 
 def _lives(entries: Sequence[Entry]) -> Mapping[str, list[_Life]]:
-    """The openings of every name in the order of their epochs."""
+    """Return the openings of every name in the order of their epochs."""
     lives: dict[tuple[str, str], _Life] = {}
     for entry in entries:
         name = str(entry["actor"]).partition(".")[0]
@@ -112,7 +112,7 @@ def _lives(entries: Sequence[Entry]) -> Mapping[str, list[_Life]]:
 
 
 def _chain(lives: Sequence[_Life], last: Sighting, complaints: list[str]) -> Iterator[Committed]:
-    """The commits of one name."""
+    """Yield the commits of one name."""
     first = lives[0].found if lives else last
     if first.checkpoint:
         complaints.append(f"nobody committed what was found first: {first}")
@@ -140,7 +140,7 @@ def _doubled(commits: Sequence[Committed]) -> Iterator[str]:
 
 
 def _misread(entries: Sequence[Entry], history: History) -> Iterator[str]:
-    """States that are not the state at their position, and warnings of damage that is none."""
+    """Yield states that are not the state at their position, and false warnings of damage."""
     for entry in entries:
         match entry["what"]:
             case "read" | "revisited" | "followed":
@@ -159,9 +159,9 @@ def _misread(entries: Sequence[Entry], history: History) -> Iterator[str]:
 
 
 def _stale(entries: Sequence[Entry]) -> Iterator[str]:
-    """Recoveries that miss what was acknowledged, or what their own opening found, before they began.
+    """Yield recoveries that lack an earlier acknowledged commit, or the one that their own opening found.
 
-    A life may restore more than its opening found if it was replaced meanwhile: it is fenced, and does not know yet.
+    A replaced writer may restore more than its opening found: it is fenced, and does not know yet.
     """
     acks = [(float(entry["at"]), int(entry["offset"])) for entry in entries if entry["what"] == "ack"]
     times = [at for at, _ in acks]

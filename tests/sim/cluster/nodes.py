@@ -1,8 +1,8 @@
 """A real Kafka cluster on this machine's Java: three KRaft nodes on loopback, each killed, paused and restarted alone.
 
-Owns the nodes' directories and processes; shares the released jars with every other broker. Every node is broker and
-controller, so a fault hits both. Invariants: addresses and data outlive every death of a node; sessions are short, so
-that a pause of a few seconds deposes a leader; nothing listens beyond 127.0.0.1.
+It owns the nodes' directories and processes, and shares the released jars with every other broker. Every node is broker
+and controller, so a fault hits both. Invariants: addresses and data outlive every death of a node, and nothing listens
+beyond 127.0.0.1. Sessions are short, so that a pause of a few seconds deposes a leader.
 """
 
 import os
@@ -24,7 +24,7 @@ from statelog.testing.process import ProcessId, wait_for
 __all__ = ["SESSION_S", "Cluster", "Node", "running_cluster"]
 
 SESSION_S = 3.0
-"""After so many seconds of silence a broker is deposed."""
+"""The seconds of silence after which a broker is deposed."""
 _NODES = 3
 _HEAP_MB = 256
 _CLUSTER_ID = "c3RhdGVsb2ctdHJpby0wMQ"
@@ -39,7 +39,7 @@ _THRICE = {
     "replica.lag.time.max.ms": "4000",
     "controller.quorum.fetch.timeout.ms": "3000",
     "controller.quorum.election.timeout.ms": "1000",
-    # Leaders go back to the nodes that they were meant for, which is one more way to change them.
+    # Leadership returns to the preferred nodes, which is one more way to change leaders.
     "leader.imbalance.check.interval.seconds": "20",
     "log.segment.bytes": str(17 << 20),
 }
@@ -78,7 +78,7 @@ class Node:
 
     @property
     def is_listening(self) -> bool:
-        """Whether it accepts connections, which a node does once it has caught up with the cluster's metadata."""
+        """Whether it accepts connections, as a node does once it has caught up with the cluster's metadata."""
         host, port = self.address.split(":")
         try:
             socket.create_connection((host, int(port)), _ASK_TIMEOUT_S).close()
@@ -93,26 +93,26 @@ class Node:
             return subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
 
     def start(self, java: list[str]) -> None:
-        """Start it; returns at once."""
+        """Start it; return at once."""
         command = [*java, "kafka.Kafka", str(self._settings)]
         self._process = process.spawn(command, self._directory, self.log_path)
 
     def kill(self) -> None:
-        """SIGKILL, paused or not; returns when it is gone."""
+        """Send SIGKILL, paused or not; return when it is dead."""
         if self._process is not None:
             process.kill(self._process)
 
     def terminate(self, timeout_s: float = 20.0) -> None:
-        """SIGTERM: it hands its partitions over first. SIGKILL after `timeout_s` seconds; returns when it is gone."""
+        """Send SIGTERM: it hands its partitions over first. Send SIGKILL after `timeout_s`; return when it is dead."""
         if self._process is not None:
             process.end(self._process, timeout_s)
 
     def pause(self) -> None:
-        """SIGSTOP: it stops answering, and its connections stay open."""
+        """Send SIGSTOP: it stops answering, and its connections stay open."""
         self._signal(signal.SIGSTOP)
 
     def resume(self) -> None:
-        """SIGCONT: it goes on where it was, and does not know yet what it missed."""
+        """Send SIGCONT: it goes on, and does not know yet what it missed."""
         self._signal(signal.SIGCONT)
 
     def _signal(self, number: signal.Signals) -> None:
@@ -139,7 +139,7 @@ class Cluster:
         )
 
     def start(self) -> None:
-        """Format and start all nodes; returns when each of them is registered and a record was accepted."""
+        """Format and start all nodes; return when each of them is registered and a record was accepted."""
         for formatting in [node.format(self._java) for node in self.nodes]:
             assert formatting.wait(_START_TIMEOUT_S) == 0
         for node in self.nodes:
@@ -148,27 +148,27 @@ class Cluster:
         assert wait_for(lambda: len(self._brokers()) == _NODES, _START_TIMEOUT_S, pause_s=0.2)
 
     def restart(self, node: Node) -> None:
-        """Start a dead node again; returns at once."""
+        """Start a dead node again; return at once."""
         node.start(self._java)
 
     def end(self) -> None:
-        """SIGKILL for all: nobody needs their data any more."""
+        """Send SIGKILL to all: nobody needs their data any more."""
         for node in self.nodes:
             node.kill()
 
     def leader(self, topic: str, partition: int = 0) -> Node | None:
-        """The node that leads a partition now; None if there is none, or if nobody says."""
+        """Return the node that leads a partition now; None if there is none, or if no node answers."""
         found = self._partitions(topic).get(partition)
         return None if found is None or found[0] < 1 else self.nodes[found[0] - 1]
 
     def is_in_sync(self, topics: Iterable[str]) -> bool:
-        """Whether every node accepts connections, and all replicas of the topics' partitions are in sync."""
+        """Return whether every node accepts connections, and all replicas of the topics' partitions are in sync."""
         found = [self._partitions(topic) for topic in topics]
         together = all(found) and all(len(isr) == _NODES for partitions in found for _, isr in partitions.values())
         return together and all(node.is_listening for node in self.nodes)
 
     def _partitions(self, topic: str) -> Mapping[int, tuple[int, list[int]]]:
-        """The leader and the replicas in sync of every partition, as far as somebody answers."""
+        """Return the leader and the replicas in sync of every partition, as far as a node answers."""
         try:
             known = self._admin.list_topics(topic, timeout=_ASK_TIMEOUT_S).topics[topic].partitions
         except KafkaException:
@@ -184,7 +184,7 @@ class Cluster:
 
 @contextmanager
 def running_cluster(directory: Path) -> Generator[Cluster]:
-    """A cluster for as long as the context lasts."""
+    """Yield a cluster for as long as the context lasts."""
     cluster = Cluster(directory)
     try:
         cluster.start()

@@ -1,11 +1,11 @@
 """A play: a log on a cluster, its cast and its nemesis, and the judgement in the end.
 
-.venv/bin/python -m tests.sim.cluster.play --minutes 10 --seed 7
+    .venv/bin/python -m tests.sim.cluster.play --minutes 10 --seed 7
 
-The nemesis has one track of faults for the nodes and one for the actors, both out of one seed. A track is an iterator
-that does harm and yields how long to wait before it goes on. At most one fault of each track is under way, and the next
-one of the nodes waits until all replicas are in sync again: no acknowledged commit may be lost. A fault of every kind
-comes once, in a random order, before any comes again.
+The nemesis has one track of faults for the nodes and one for the actors, both from one seed. A track is an iterator
+that does harm and yields the time to wait before it goes on. At most one fault of each track is active. The next fault
+of the nodes waits until all replicas are in sync again: no acknowledged commit may be lost. A fault of every kind comes
+once, in a random order, before any comes again.
 """
 
 import argparse
@@ -33,12 +33,12 @@ Track = Iterator[float]
 _IN_SYNC_TIMEOUT_S = 240.0
 _TAKEOVER_TIMEOUT_S = 30.0
 _LONGER_S = 600.0
-"""For how much longer than asked for a play may go on until it has done enough."""
+"""The extra time for a play that has not done enough."""
 _WRITERS = tuple(name for name in PARTITIONS_OF if name != JOB)
 
 
 class Nemesis:
-    """Faults on a log's cluster and cast. `faults` counts those that were begun, by kind."""
+    """Faults on a log's cluster and cast. `faults` counts the started ones, by kind."""
 
     def __init__(self, cluster: Cluster, cast: Cast, log: str, seed: int) -> None:
         self._cluster = cluster
@@ -49,7 +49,7 @@ class Nemesis:
         self.faults: Counter[str] = Counter()
 
     def torment(self, duration_s: float, is_enough: Callable[[], bool]) -> None:
-        """Do harm for so long, on a slow machine until it is enough, then let what is under way come to its end."""
+        """Do harm for so long, on a slow machine until it is enough, then let the active faults end."""
         end = time.monotonic() + duration_s
 
         def is_over() -> bool:
@@ -110,7 +110,7 @@ class Nemesis:
     # ---- nodes
 
     def _leader(self, *, of_ledger: bool) -> Node:
-        """Who leads the ledger, or some partition of the data; anybody if nobody says."""
+        """Return the leader of the ledger, or of some partition of the data; any node if none answers."""
         data, ledger = self._topics
         partition = self._chance.randrange(PARTITIONS)
         leader = self._cluster.leader(ledger) if of_ledger else self._cluster.leader(data, partition)
@@ -154,7 +154,7 @@ class Nemesis:
         self._cast.resume(name, life)
 
     def _zombie(self, name: str) -> Track:
-        """A life is paused, the next one takes over and commits, and then the first goes on."""
+        """Pause an incarnation, let the next one take over and commit, and then resume the first."""
         life = self._cast.pause(name)
         yield self._chance.uniform(0.0, 1.0)
         heir = self._cast.start(name)
@@ -173,7 +173,7 @@ def _of_role(role: str) -> tuple[str, ...]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Figures:
-    """What a play came to. Times are seconds."""
+    """The figures of a play. Times are seconds."""
 
     seed: int
     duration_s: float
@@ -205,7 +205,7 @@ def perform(
 ) -> Figures:
     """Play for so long under faults, then in peace, and judge. Raises AssertionError.
 
-    `least` has figures by name (`_done`) that a play is to reach, for which a slow machine takes longer.
+    `least` has figures by name (`_done`) that a play must reach; a slow machine takes longer for them.
     """
     wanted = least or {}
     stage = Stage(log=log, bootstrap=cluster.bootstrap, root=str(directory / "root"), directory=directory / "stage")
@@ -228,7 +228,7 @@ def perform(
 
 
 def _wait_for_quiet(cast: Cast) -> None:
-    """After the last fault, everybody gets on."""
+    """Wait after the last fault until every actor makes progress."""
     before = cast.progress()
     waiting: set[str] = {name for name in NAMES if not name.startswith("task")}
     deadline = time.monotonic() + _QUIET_TIMEOUT_S
@@ -241,7 +241,7 @@ def _wait_for_quiet(cast: Cast) -> None:
 
 
 def _judge(log: Log, stage: Stage) -> History:
-    """The journals against each other, and what the log holds in the end, and held at its snapshots, against them."""
+    """Return the history; judge the journals against each other, and the log's end and snapshots against them."""
     final = recover(log)
     rows = State(final.to_dict().items()).rows
     last = {name: Sighting(0, "", -1) for name in PARTITIONS_OF}
@@ -262,7 +262,7 @@ def _state_at(log: Log, position: int) -> list[tuple[bytes, bytes]]:
 
 
 def _done(stage: Stage, cast: Cast, nemesis: Nemesis) -> dict[str, int]:
-    """How much was achieved so far."""
+    """Return how much was achieved so far."""
     what = Counter(str(entry["what"]) for entry in entries(stage.directory))
     return {
         "faults": sum(nemesis.faults.values()),
@@ -297,7 +297,7 @@ def _figures(stage: Stage, cast: Cast, nemesis: Nemesis, history: History, durat
 
 
 def main() -> None:
-    """Play on a cluster of its own, and print the figures. What was noted stays, for whoever asks why."""
+    """Play on a cluster of its own, and print the figures. The journals stay for later questions."""
     parser = argparse.ArgumentParser(description=main.__doc__)
     parser.add_argument("--minutes", type=float, default=1.0)
     parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(1 << 32))

@@ -1,7 +1,7 @@
 """The programs on a cluster, as README and `examples/coordinator.py` have them: writers, a coordinator, and its tasks;
 readers that recover over and over, and a follower that keeps the state warm.
 
-Who writes opens, restores its key groups, resumes at its last commit, and opens again after an error that says so.
+A writer opens, restores its key groups, resumes at its last commit, and opens again after an error that says so.
 """
 
 import pickle
@@ -41,7 +41,7 @@ _PATIENCE_S = 4.0
 
 
 class Letter(NamedTuple):
-    """From the coordinator to a task: write the part of this attempt that lies in one partition."""
+    """A letter from the coordinator to a task: write the part of this attempt that lies in one partition."""
 
     attempt: Attempt
     task: TaskGrant
@@ -50,7 +50,7 @@ class Letter(NamedTuple):
 
 
 def write(part: Part) -> None:
-    """A writer of its own partitions."""
+    """Run a writer of its own partitions."""
 
     def live(log: Log, opening: int) -> None:
         with Writer(log, part.name, partitions=PARTITIONS_OF[part.name]) as writer:
@@ -62,7 +62,7 @@ def write(part: Part) -> None:
 
 
 def coordinate(part: Part) -> None:
-    """A coordinator, whose tasks are actors, too: one that does not answer is asked again, in a new slot."""
+    """Run a coordinator, whose tasks are actors, too: a silent one is asked again, in a new slot."""
 
     def live(log: Log, opening: int) -> None:
         with Coordinator(log, part.name, partitions=PARTITIONS_OF[part.name]) as coordinator:
@@ -87,8 +87,9 @@ def _live_on(part: Part, live: Callable[[Log, int], None]) -> None:
 
 
 def _begin(part: Part, log: Log, opening: int, owner: Writer | Coordinator) -> "_Source":
-    """Note what an opener found; then recover: what is read after an Open is final for these partitions. The values of
-    this life carry its name.
+    """Record the commit that an opener found; then recover: a read after an Open is final for these partitions.
+
+    The values of this incarnation carry its name.
     """
     life, last = f"{part.life}.{opening}", owner.last_commit
     found: Mapping[str, object] = {} if last is None else {"metadata": dict(last.metadata), "offset": last.offset}
@@ -105,7 +106,7 @@ def _begin(part: Part, log: Log, opening: int, owner: Writer | Coordinator) -> "
 
 
 class _Source:
-    """Where one life of a writer takes its events from: what it tries next, and what it was told."""
+    """The event source of one writer's incarnation: its next attempt, and its acknowledgements."""
 
     def __init__(self, part: Part, life: str, last: LastCommit | None) -> None:
         self.chance = random.Random(f"{part.name} {life}")
@@ -116,7 +117,7 @@ class _Source:
         self._board = part.stage.board
 
     def next(self) -> Attempt:
-        """The next attempt; noted."""
+        """Return the next attempt, after recording it."""
         end = self._begin + self.chance.randint(1, 12)
         facts: dict[str, Any] = {
             "life": self._life, "checkpoint": self._checkpoint, "begin": self._begin, "end": end
@@ -126,7 +127,7 @@ class _Source:
         return Attempt(writer=self._part.name, **facts)
 
     def told(self, attempt: Attempt, offset: int) -> None:
-        """The attempt is committed, at this ledger offset. Rests a little."""
+        """Record that the attempt is committed, at this ledger offset; rest a little."""
         self._board.tell(attempt.writer, offset + 1)
         self._part.journal.note("ack", life=self._life, checkpoint=attempt.checkpoint, offset=offset)
         time.sleep(self.chance.uniform(0.05, 0.25))
@@ -143,7 +144,7 @@ def _commit_one(writer: Writer, source: _Source) -> None:
 
 
 def _commit_two(writer: Writer, source: _Source) -> None:
-    """Two checkpoints under way at the same time."""
+    """Commit two checkpoints that are in flight at the same time."""
     attempts = source.next(), source.next()
     persisted: list[Pending[Handle]] = []
     for attempt in attempts:
@@ -154,7 +155,7 @@ def _commit_two(writer: Writer, source: _Source) -> None:
 
 
 class _Desk:
-    """Where a coordinator writes letters to tasks and waits for handles, in files that appear by a rename."""
+    """A coordinator's desk: letters to tasks and their handles, in files that appear by a rename."""
 
     def __init__(self, part: Part, coordinator: Coordinator) -> None:
         self._part = part
@@ -162,13 +163,13 @@ class _Desk:
         self._slot = 0
 
     def commit(self, attempt: Attempt) -> int:
-        """Have the attempt written by the tasks, and commit what the first to answer return."""
+        """Let the tasks write the attempt, and commit the first handles that come."""
         task = self._coordinator.task(attempt.checkpoint)
         handles = self._collect(attempt, task)
         return self._coordinator.commit(handles, _metadata(attempt), checkpoint_id=attempt.checkpoint).offset
 
     def _collect(self, attempt: Attempt, task: TaskGrant) -> list[Handle]:
-        """One handle for each partition: the first that comes. Who does not answer is asked again, in a new slot."""
+        """Return one handle for each partition: the first that comes. A silent task is asked again, in a new slot."""
         asked: dict[int, list[int]] = {partition: [] for partition in PARTITIONS_OF[JOB]}
         handles: dict[int, Handle] = {}
         ask_at = 0.0
@@ -202,7 +203,7 @@ class _Desk:
 
 
 def serve(part: Part) -> None:
-    """A task: writes under whatever grant it is handed, with one producer until that fails."""
+    """Run a task: write under any grant that it gets, with one producer until that fails."""
     partition = int(part.name.removeprefix("task"))
     with part.open() as log:
         producer = log.kafka.producer()
@@ -240,7 +241,7 @@ def _post(path: Path, data: bytes) -> None:
 
 
 def read(part: Part) -> None:
-    """A reader of the newest state on one open log, now and then of a moment ago; every other one has a cache."""
+    """Read the newest state on one open log, now and then of a moment ago; every other reader has a cache."""
     chance = random.Random(f"{part.name} {part.life}")
     cache = CacheSettings(directory=part.stage.directory / "cache")
     settings = RecoverySettings(cache=cache) if part.name.endswith("1") else RecoverySettings()
@@ -259,7 +260,7 @@ def read(part: Part) -> None:
 
 
 def _read_newest(part: Part, log: Log, settings: RecoverySettings) -> int:
-    """Everything that anybody was told of before is in it. Returns its position."""
+    """Recover the newest state, which has every earlier acknowledged commit. Return its position."""
     begun_at, floor = time.monotonic(), part.stage.board.acknowledged()
     recovery = recover(log, at_least=floor, settings=settings)
     state = State(recovery.to_dict().items())
@@ -268,7 +269,7 @@ def _read_newest(part: Part, log: Log, settings: RecoverySettings) -> int:
 
 
 def _read_at(part: Part, log: Log, settings: RecoverySettings, position: int) -> None:
-    """A state of a moment ago, if it is still retained."""
+    """Read a state of a moment ago, if it is still retained."""
     try:
         state = State(recover(log, at=AtPosition(position), settings=settings).to_dict().items())
     except NotFound:
@@ -277,7 +278,7 @@ def _read_at(part: Part, log: Log, settings: RecoverySettings, position: int) ->
 
 
 class _Follower:
-    """A state that is kept warm, and a sharp eye for marks that come twice."""
+    """A state that is kept warm, and a check for marks that come twice."""
 
     def __init__(self, part: Part) -> None:
         self._part = part
@@ -287,13 +288,13 @@ class _Follower:
         self.cursor: Cursor | None = None
 
     def begin_anew(self) -> None:
-        """The log does not hold what would be resumed any more."""
+        """Begin again: the log does not hold the resume position any more."""
         self._state, self.cursor = State(), None
         self._known.clear()
         self._fresh.clear()
 
     def apply(self, portion: Portion) -> None:
-        """Apply a portion; at the state of a position, note it."""
+        """Apply a portion; at the state of a position, record it."""
         for _, op, key, value in rows_of(portion.changes):
             self._state.change(key, None if op == DELETE else value)
             if key.startswith(owner_of(key).encode() + b"/c"):
@@ -308,13 +309,13 @@ class _Follower:
             )
 
     def resumed(self) -> None:
-        """A commit that was applied in part is applied again from its first change."""
+        """Resume: a commit that was applied in part is applied again from its first change."""
         if self.cursor is not None and self.cursor.applied.has_state:
             self._fresh.clear()
 
 
 def follow(part: Part) -> None:
-    """A follower: resumes after Unavailable, and begins anew where the log tells it to."""
+    """Run a follower: it resumes after Unavailable, and begins again where the log tells it to."""
     follower = _Follower(part)
     with part.open() as log:
         while not part.stage.is_over:

@@ -1,9 +1,9 @@
-"""What all on a cluster share: the sources of what they write, digests of states, journals, and the stage.
+"""Shared parts on a cluster: the sources of all values, digests of states, journals, and the stage.
 
-A value names the life that wrote it, so a commit that is doubled, torn or of a fenced life shows in the state. Every
+A value names the incarnation that wrote it, so a commit that is doubled, torn or fenced shows in the state. Every
 commit also puts a mark of its own, a key that no other commit writes.
 
-Invariants: what a commit holds follows from its `Attempt` alone; names share no key and no partition.
+Invariants: the contents of a commit follow from its `Attempt` alone; names share no key and no partition.
 """
 
 import json
@@ -51,7 +51,7 @@ _KEYS = 97
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Attempt:
-    """A commit that was tried: the source's events from `begin` to `end`, by one life of a writer."""
+    """An attempted commit: the source's events from `begin` to `end`, by one incarnation of a writer."""
 
     writer: str
     life: str
@@ -61,22 +61,22 @@ class Attempt:
 
 
 def partition_of_key(key: bytes) -> int:
-    """Where a key lives in these logs."""
+    """Return the partition of a key in these logs."""
     return partition_of(key_group_of(key, KeyType.BYTES, KEY_GROUPS), PARTITIONS, KEY_GROUPS)
 
 
 def owner_of(key: bytes) -> str:
-    """The name whose key it is."""
+    """Return the name that owns the key."""
     return key.partition(b"/")[0].decode()
 
 
 def mark_of(writer: str, checkpoint: int) -> bytes:
-    """The key that this commit alone puts."""
+    """Return the key that this commit alone puts."""
     return _placed(writer, f"{writer}/c{checkpoint}")
 
 
 def changes_of(attempt: Attempt) -> Iterator[tuple[bytes, bytes | None]]:
-    """Its changes in order; None deletes."""
+    """Yield its changes in order; None deletes."""
     keys = _keys(attempt.writer)
     for event in range(attempt.begin, attempt.end):
         key = keys[event * 31 % _KEYS]
@@ -85,7 +85,7 @@ def changes_of(attempt: Attempt) -> Iterator[tuple[bytes, bytes | None]]:
 
 
 class State:
-    """Keyed state, and a digest of it that does not depend on any order; of each name apart, too."""
+    """Keyed state, and a digest of it that does not depend on any order; one for each name, too."""
 
     def __init__(self, rows: Iterable[tuple[bytes, bytes]] = ()) -> None:
         self.rows: dict[bytes, bytes] = {}
@@ -104,7 +104,7 @@ class State:
 
     @property
     def digest(self) -> int:
-        """Of all names."""
+        """The digest of all names."""
         return sum(self.digests.values()) % 2**64
 
     def _count(self, key: bytes, amount: int) -> None:
@@ -113,7 +113,7 @@ class State:
 
 
 class Journal:
-    """One actor's notes, a line each, on the disk before anything else happens: they outlive a SIGKILL."""
+    """One actor's journal, a line for each note, on disk before anything else happens: it survives a SIGKILL."""
 
     def __init__(self, path: Path) -> None:
         self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
@@ -125,7 +125,7 @@ class Journal:
 
 
 def entries(directory: Path, pattern: str = "*") -> list[dict[str, Any]]:
-    """All that was noted in the journals of these names, in the order of time; `actor` says by whom."""
+    """Return all notes in the journals of these names, in the order of time; `actor` names the author."""
     found = [
         {"actor": path.stem, **json.loads(line)}
         for path in directory.glob(f"{pattern}.jsonl")
@@ -135,19 +135,19 @@ def entries(directory: Path, pattern: str = "*") -> list[dict[str, Any]]:
 
 
 class Board:
-    """How far every name was acknowledged, as ledger positions that all processes see at once."""
+    """The acknowledged ledger position of every name, which all processes see at once."""
 
     def __init__(self, path: Path) -> None:
         self._file = os.open(path, os.O_RDWR | os.O_CREAT)
 
     def tell(self, writer: str, position: int) -> None:
-        """Everything below this ledger position is acknowledged to `writer`."""
+        """Record that everything below this ledger position is acknowledged to `writer`."""
         place = 8 * list(PARTITIONS_OF).index(writer)
-        if position > int.from_bytes(os.pread(self._file, 8, place), "little"):  # A life that slept may come late.
+        if position > int.from_bytes(os.pread(self._file, 8, place), "little"):  # A paused process may be late.
             os.pwrite(self._file, position.to_bytes(8, "little"), place)
 
     def acknowledged(self) -> int:
-        """The highest position that anybody told."""
+        """Return the highest position that was acknowledged to any name."""
         data = os.pread(self._file, 8 * len(PARTITIONS_OF), 0)
         return max((int.from_bytes(data[i : i + 8], "little") for i in range(0, len(data), 8)), default=0)
 
@@ -158,7 +158,7 @@ def _keys(writer: str) -> tuple[bytes, ...]:
 
 
 def _placed(writer: str, stem: str) -> bytes:
-    """The first key of this stem that lies in a partition of its writer."""
+    """Return the first key of this stem that lies in a partition of its writer."""
     candidates = (f"{stem}/{i}".encode() for i in count())
     return next(key for key in candidates if partition_of_key(key) in PARTITIONS_OF[writer])
 
@@ -169,12 +169,12 @@ def _hash(key: bytes, value: bytes) -> int:
 
 PAUSE_S = 0.3
 _IMPATIENT = {"socket.timeout.ms": "3000", "message.timeout.ms": "6000"}
-"""Half of the lives run with these, so that outcomes stay unknown and have to be settled; the others with defaults."""
+"""Settings of half of the incarnations, which leave outcomes unknown and to be resolved; the others have defaults."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stage:
-    """Where everything is: the log, its cluster, its root, and the directory of journals and letters."""
+    """The places of a play: the log, its cluster, its root, and the directory of journals and letters."""
 
     log: str
     bootstrap: str
@@ -182,7 +182,7 @@ class Stage:
     directory: Path
 
     def kafka(self, life: int) -> dict[str, str]:
-        """The client's settings for one life."""
+        """Return the client's settings for one incarnation."""
         return {"bootstrap.servers": self.bootstrap, **(_IMPATIENT if life % 2 else {})}
 
     @property
@@ -197,18 +197,18 @@ class Stage:
 
     @property
     def mail(self) -> Path:
-        """Where a coordinator and its tasks leave letters and answers."""
+        """The directory where a coordinator and its tasks leave letters and answers."""
         return self.directory / "mail"
 
     @property
     def board(self) -> Board:
-        """What was acknowledged to anybody."""
+        """The acknowledged positions of all names."""
         return Board(self.directory / "board")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Part:
-    """What an actor needs to play: its name, which of its lives this is, and its journal."""
+    """An actor's part: its name, the number of its incarnation, and its journal."""
 
     stage: Stage
     name: str
@@ -216,7 +216,7 @@ class Part:
     journal: Journal
 
     def open(self) -> Log:
-        """The log, once Kafka answers."""
+        """Return the log, once Kafka answers."""
         while True:
             try:
                 return Log.open(self.stage.log, Where(self.stage.kafka(self.life), self.stage.root))
@@ -226,6 +226,6 @@ class Part:
                 self.failed(error)
 
     def failed(self, error: StatelogError) -> None:
-        """Note an error after which one tries again, and wait a little."""
+        """Record an error after which an actor tries again, and wait a little."""
         self.journal.note("error", kind=type(error).__name__, text=str(error))
         time.sleep(PAUSE_S)

@@ -1,5 +1,6 @@
-"""A log that two writers with disjoint partitions live on, driven by one seed: commits, dead and fenced lives, adopted
-handles, snapshots and truncation.
+"""A log of two writers with disjoint partitions, driven by one seed.
+
+It has commits, dead and fenced incarnations, adopted handles, snapshots and truncation.
 """
 
 import random
@@ -25,7 +26,7 @@ class HistoryWorld:
     seed: int
     rig: HistoryRig = field(default_factory=history_rig)
     oldest: int = 0
-    """The lowest position that is still held."""
+    """The lowest position that is still retained."""
 
     def __post_init__(self) -> None:
         self.rng = random.Random(self.seed)
@@ -35,15 +36,15 @@ class HistoryWorld:
         self.keys = {n: [k for k in keys if self.rig.partition(k) in self.partitions(n)] for n in _NAMES}
 
     def partitions(self, name: str) -> list[int]:
-        """A writer's own partitions."""
+        """Return a writer's own partitions."""
         return [0, 1] if name == "A" else [2]
 
     def open(self, name: str) -> Writer:
-        """A new life of a writer, with tiny chunks."""
+        """Return a new incarnation of a writer, with tiny chunks."""
         return Writer(self.rig.log, name, partitions=self.partitions(name), settings=_TINY)
 
     def changes(self, name: str) -> list[tuple[Any, Any]]:
-        """Some changes of keys of a writer's own, maybe none."""
+        """Return some changes of keys of a writer's own, maybe none."""
         count = self.rng.choice([0, 1, 3, 12])
         found: list[tuple[Any, Any]] = []
         for _ in range(count):
@@ -53,18 +54,18 @@ class HistoryWorld:
         return found
 
     def step(self) -> None:
-        """One act of one writer."""
+        """Let one writer act once."""
         name = self.rng.choice(_NAMES)
         acts = [self.commit, self.commit, self.commit, self.orphan, self.fence, self.adopt, self.snapshot]
         self.rng.choice(acts)(name)
 
     def commit(self, name: str) -> None:
-        """A commit."""
+        """Commit."""
         self.ids[name] += 1
         self.rig.commit(self.writers[name], self.ids[name], self.changes(name), {"id": str(self.ids[name])})
 
     def orphan(self, name: str) -> None:
-        """A life that persists and dies: its chunks are in the log and count for nobody."""
+        """Persist and die: the chunks are in the log and count for nobody."""
         writer = self.writers[name]
         self.rig.append(writer, self.changes(name))
         writer.persist(self.ids[name] + 1).result()
@@ -72,7 +73,7 @@ class HistoryWorld:
         self.writers[name] = self.open(name)
 
     def fence(self, name: str) -> None:
-        """A life that is fenced and commits all the same: its commit is void."""
+        """Fence a writer that commits all the same: its commit is void."""
         old = self.writers[name]
         self.writers[name] = self.open(name)
         self.rig.append(old, [(self.keys[name][0], b"from the fenced writer")])
@@ -84,7 +85,7 @@ class HistoryWorld:
             raise AssertionError("the fenced writer was told that it committed")
 
     def adopt(self, name: str) -> None:
-        """A life that persists and dies, and a next one that commits its handle."""
+        """Persist and die; the next incarnation commits the handle."""
         old, changes = self.writers[name], self.changes(name)
         self.rig.append(old, changes)
         handle = old.persist(self.ids[name] + 1).result()
@@ -95,7 +96,7 @@ class HistoryWorld:
         self.rig.history.append(Committed(position, name, self.ids[name], changes))
 
     def snapshot(self, _: str) -> None:
-        """A snapshot, and maybe the truncation below an older one."""
+        """Put a snapshot, and maybe truncate below an older one."""
         rig = self.rig
         if rig.manifests and rig.manifests[-1].position == rig.end():
             return
@@ -115,9 +116,9 @@ class HistoryWorld:
 
 
 def history_world(seed: int, steps: int) -> HistoryWorld:
-    """The world after so many steps, with its writers closed."""
+    """Return the world after so many steps, with its writers closed."""
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)  # Writers warn about what they discard; here that is the point.
+        warnings.simplefilter("ignore", UserWarning)  # Writers warn of discarded changes; here that is the point.
         world = HistoryWorld(seed)
         for _ in range(steps):
             world.step()

@@ -1,8 +1,8 @@
 """A fixed story: a log is made, written, rolled up, truncated, recovered, followed and taken over, on the twins.
 
-Every actor does what the documentation tells it to: it opens again after `Unavailable`, `PersistFailed` and
-`OutcomeUnknown`, resumes from its last commit, and stops at everything else. Nothing is random, and one thread acts at
-a time, so the same faults make the same story.
+Every actor follows the documentation: it opens again after `Unavailable`, `PersistFailed` and `OutcomeUnknown`, resumes
+from its last commit, and stops at every other error. Nothing is random, and one thread acts at a time, so the same
+faults make the same story.
 """
 
 from collections.abc import Callable, Mapping
@@ -47,7 +47,7 @@ Scene = Callable[[World], None]
 
 
 def tell(scratch: Path, faults: Mapping[int, Kind], accidents: Mapping[int, Scene] | None = None) -> World:
-    """Tell the story with these faults, by number of the operation; `accidents` come before the scene of a number."""
+    """Play the story with these faults, by number of the operation; `accidents` come before the scene of a number."""
     world = World(scratch, Nemesis(faults))
     with world.listening():
         for number, scene in enumerate(SCENES):
@@ -74,7 +74,7 @@ def _create(process: Process) -> None:
 
 
 def _wake_up_late(world: World) -> None:
-    """The first life writes on, and is told that it is over: it does not open again."""
+    """Write on with the first incarnation, which learns that it is fenced: it does not open again."""
     late = world.process("w1").writer
     if late is None or late.life is not Life.OPEN:
         return
@@ -93,12 +93,12 @@ def _wake_up_late(world: World) -> None:
 
 
 def _by(name: str, scene: Callable[..., None], *args: Any, **options: Any) -> Scene:
-    """A scene that is played by the process of this name."""
+    """Return a scene that the process of this name plays."""
     return lambda world: world.play(name, lambda process: scene(process, *args, **options))
 
 
 def _end(world: World) -> None:
-    """The faults are over: a day later everything is written, rolled up and read once more."""
+    """End the faults: a day later everything is written, rolled up and read once more."""
     world.nemesis.is_quiet = True
     world.disk.settle()
     world.now_s += 100_000
@@ -111,7 +111,7 @@ def _end(world: World) -> None:
 
 
 def _write(process: Process, up_to: int, *, restore: bool = False) -> None:
-    """A writer: opens unless it is open, and commits until this checkpoint is history."""
+    """Run a writer: open unless it is open, and commit until this checkpoint is history."""
     if process.writer is not None and process.writer.life is not Life.OPEN:
         process.writer.close()
         process.writer = None
@@ -136,7 +136,7 @@ def _commit(process: Process, writer: Writer, checkpoint_id: int) -> None:
 
 
 class _Telling:
-    """Notes what an error in this block says about a commit."""
+    """A block that records what its error says about a commit."""
 
     def __init__(self, world: World, attempt: Attempt) -> None:
         self._world = world
@@ -151,7 +151,7 @@ class _Telling:
 
 
 def _commit_tasks(process: Process) -> None:
-    """A coordinator: two tasks write a key group each, and their handles are committed as one checkpoint."""
+    """Run a coordinator: two tasks write a key group each, and their handles are committed as one checkpoint."""
     world = process.world
     if process.coordinator is not None:
         process.coordinator.close()
@@ -168,7 +168,7 @@ def _commit_tasks(process: Process) -> None:
 
 
 def _run_task(world: World, grant: TaskGrant, attempt: Attempt, group: int) -> Handle:
-    """A task in a process of its own: written again, in a new slot, if it fails or dies."""
+    """Run a task in a process of its own, again in a new slot if it fails or dies; return its handle."""
     handles: list[Handle] = []
 
     def scene(process: Process) -> None:
@@ -203,7 +203,7 @@ def _environment(process: Process, start: Callable[[Callable[[], None]], None]) 
 
 
 def _read(process: Process, at: At | None = None, *, at_least: int | None = None, barrier: bool = False) -> None:
-    """A recovery. Somebody else's reader says what it knows of, or asks for a barrier."""
+    """Run a recovery. A reader of another process names its known position, or asks for a barrier."""
     world = process.world
     floor = world.acknowledged()
     known = 0 if barrier else floor if at_least is None else at_least
@@ -223,7 +223,7 @@ def _read(process: Process, at: At | None = None, *, at_least: int | None = None
 
 
 class _Hand:
-    """Starts the follower's thread as an actor, and does in place what that begins itself."""
+    """A hand that starts the follower's thread as an actor, and runs any thread of its own in place."""
 
     def __init__(self, stepper: Stepper) -> None:
         self._stepper = stepper
@@ -236,7 +236,7 @@ class _Hand:
             work()
 
     def step(self) -> None:
-        """Let it go on to its next question."""
+        """Let it go on to its next call."""
         if self.actor is not None and not self.actor.over:
             self.actor.step()
 
@@ -248,7 +248,7 @@ class _Hand:
 
 
 def _follow_one(process: Process) -> None:
-    """A follower: has the state, and then one commit more. It resumes where it was."""
+    """Run a follower over the state and then one commit more. It resumes at its position."""
     world = process.world
     hand = _Hand(world.stepper)
     known = 0 if process.cursor else world.acknowledged()
@@ -267,7 +267,7 @@ def _follow_one(process: Process) -> None:
 
 
 def _step_to(process: Process, stream: Stream, hand: _Hand, position: int) -> None:
-    """Let the follower go on until it has the whole state of this position, or of a later one."""
+    """Step the follower until it has the whole state of this position, or of a later one."""
     for _ in range(_STEPS):
         while (portion := stream.take(timeout_s=0.0)) is not None:
             _apply(process, portion)

@@ -1,9 +1,9 @@
-"""Worlds whose brokers lost what they had acknowledged, in each way and grown again in each way, and every way in.
+"""Worlds whose brokers lost acknowledged records, in each way and grown again in each way, and every way in.
 
-A world has two logs: `log`, which writers write, and `table`, whose owner keeps a directory. Both get three commits,
-the moment to which the brokers go back, and three commits more. What somebody kept by then is `Memory`, and a follower
-and a standby live through all of it. A way in is a `Door`: it ends in an error of Damaged, or says what it found, which
-is right or silent.
+A world has two logs: `log`, which writers write, and `table`, whose owner has a directory. Both get three commits, the
+moment to which the brokers go back, and three commits more. `Memory` is all that was remembered by then, and a follower
+and a standby stay open through all of it. A way in is a `Door`: it ends in an error of Damaged, or returns what it
+found, which is right or silent.
 """
 
 import shutil
@@ -39,14 +39,14 @@ __all__ = ["CASES", "DOORS", "Case", "Door", "Loss", "Regrowth", "Snapshot", "Ve
 _EACH = 3
 _LAST = 2 * _EACH
 _MORE = 12
-"""So many records let a ledger grow beyond where it had been."""
+"""The number of records that make a ledger grow beyond its old end."""
 _PARTITIONS, _KEY_GROUPS = 2, 8
 _SOON_S = 10.0
 _PATIENT = RecoverySettings(stall_timeout_s=900.0)
 
 
 class Loss(StrEnum):
-    """What the brokers lost."""
+    """The records that the brokers lost."""
 
     BACKUP = "ledger and data put back"
     TAIL = "ledger tail cut"
@@ -54,7 +54,7 @@ class Loss(StrEnum):
 
 
 class Regrowth(StrEnum):
-    """What came before anybody looked."""
+    """The events before any client reads again."""
 
     QUIET = "quiet"
     SAME = "the same writer"
@@ -64,7 +64,7 @@ class Regrowth(StrEnum):
 
 
 class Snapshot(StrEnum):
-    """The newest snapshot, beside the moment that the brokers went back to."""
+    """The newest snapshot, relative to the moment that the brokers went back to."""
 
     OLDER = "older"
     NEWER = "newer"
@@ -72,7 +72,7 @@ class Snapshot(StrEnum):
 
 
 class Verdict(StrEnum):
-    """What a way in did."""
+    """The outcome of a way in."""
 
     LOUD = "loud"
     RIGHT = "right"
@@ -88,12 +88,12 @@ class Case(NamedTuple):
 
     @property
     def name(self) -> str:
-        """For topics and tests."""
+        """The name for topics and tests."""
         return "-".join(word.name.lower() for word in self)
 
     @property
     def hides_from_strangers(self) -> bool:
-        """Whether Kafka and the store look as if the lost commits had never been: docs/protocol-losses.md."""
+        """Whether Kafka and the store show no trace of the lost commits: docs/protocol-losses.md."""
         return self.loss is Loss.BACKUP and self.snapshot is not Snapshot.NEWER
 
 
@@ -102,7 +102,7 @@ CASES = [Case(*one) for one in product(Loss, Regrowth, Snapshot)]
 
 @dataclass(slots=True)
 class Memory:
-    """What somebody kept when all six commits were there."""
+    """The remembered facts of when all six commits existed."""
 
     cursor: str = ""
     offsets: dict[str, dict[str, Any]] = field(default_factory=dict[str, dict[str, Any]])
@@ -127,7 +127,7 @@ class World:
     # ---- before
 
     def write_first(self) -> None:
-        """Up to the moment that the brokers go back to."""
+        """Write up to the moment that the brokers go back to."""
         for rig in (self.log, self.table):
             rig.create(partitions=_PARTITIONS, key_groups=_KEY_GROUPS).close()
         self._write(1)
@@ -135,7 +135,7 @@ class World:
             self._roll_up()
 
     def write_on(self) -> None:
-        """What will be lost, and what others keep of it."""
+        """Write the commits that will be lost, and the clients' memory of them."""
         with self.open() as log:
             self.memory.early = log.commits()["a"].offset + 1
         self._write(1 + _EACH)
@@ -150,8 +150,9 @@ class World:
         self._live()
 
     def _live(self) -> None:
-        """A follower and a standby that have seen all six commits, and go on when the brokers are back, however long
-        that takes.
+        """Keep a follower and a standby that have read all six commits, and that go on when the brokers are back.
+
+        They wait for however long that takes.
         """
         log = self.living.enter_context(self.open())
         self.follower = self.living.enter_context(recover(log, settings=_PATIENT)).follow()
@@ -179,7 +180,7 @@ class World:
     # ---- after
 
     def regrow(self) -> None:
-        """What comes first once the brokers are back. Who is refused writes nothing."""
+        """Append the first records once the brokers are back. A refused client writes nothing."""
         match self.case.regrowth:
             case Regrowth.QUIET:
                 pass
@@ -207,7 +208,7 @@ class World:
                     writer.commit()
 
     def _scatter(self) -> None:
-        """A stranger's records at the end of every partition."""
+        """Append a stranger's records at the end of every partition."""
         for rig in (self.log, self.table):
             with rig.open() as log, closing(log.kafka.producer()) as producer:
                 append_all(producer, log.ledger_topic, 0, b"junk", _MORE)
@@ -218,25 +219,25 @@ class World:
 
     @property
     def lake(self) -> Path:
-        """The Delta table that is kept equal to the log."""
+        """The Delta table that is synchronized with the log."""
         return self.scratch / "lake"
 
     @property
     def directory(self) -> Path:
-        """Where the table keeps its state."""
+        """The directory of the table's state."""
         return self.scratch / "directory"
 
     def open(self) -> Log:
-        """The log of the writers, as a new process opens it."""
+        """Return the log of the writers, as a new process opens it."""
         return impatient(self.log)
 
     def stand_by(self) -> Standby[Any, Any]:
-        """A standby of the table, in memory."""
+        """Return a standby of the table, in memory."""
         settings = TableSettings(recovery=_PATIENT)
         return statelog.standby(self.table.name, self.table.where(), partitions=[0], settings=settings)
 
     def own(self, directory: Path | None) -> Table[Any, Any]:
-        """The table, by its owner: on the directory that it keeps, or anew in memory."""
+        """Return the table, by its owner: on its directory, or again in memory."""
         return statelog.table(
             self.table.name,
             self.table.where(),
@@ -247,12 +248,12 @@ class World:
 
 
 def _key(partition: int, number: int) -> bytes:
-    """The key of this number in a partition."""
+    """Return the key of this number in a partition."""
     return next(islice(keys_in(partition, _PARTITIONS, _KEY_GROUPS), number, None))
 
 
 def state_at(commits: int) -> dict[bytes, bytes]:
-    """What so many commits leave, in either log."""
+    """Return the state after so many commits, in either log."""
     return {_key(0, number): b"%d" % number for number in range(1, commits + 1)}
 
 
@@ -262,7 +263,7 @@ def _stream(reader: str) -> StreamOptions:
 
 
 def _read_on(log: Log, options: StreamOptions) -> dict[str, Any]:
-    """What a query keeps in its checkpoint once it has read all."""
+    """Return the checkpoint of a query once it has read all."""
     with closing(StreamPlanner(log, options)) as planner:
         begin = planner.begin()
         end = planner.end_of(begin)
@@ -271,11 +272,11 @@ def _read_on(log: Log, options: StreamOptions) -> dict[str, Any]:
         return end.to_json()
 
 
-# ---- the ways in: each says what it found of the six commits
+# ---- the ways in: each returns what it found of the six commits
 
 
 def _opened(ask: Callable[[Log, World], object]) -> Callable[[World], object]:
-    """A way in by the log of the writers, opened anew."""
+    """Return a way in by the log of the writers, opened again."""
 
     def enter(world: World) -> object:
         with world.open() as log:
@@ -285,7 +286,7 @@ def _opened(ask: Callable[[Log, World], object]) -> Callable[[World], object]:
 
 
 def _recover_early(log: Log, world: World) -> object:
-    """A state from before what was lost: right if it is that."""
+    """Return a state from before the loss, which is right if it equals history's."""
     found = recover(log, at=AtPosition(world.memory.early)).to_dict()
     return state_at(_LAST) if found == state_at(_EACH) else found
 
@@ -295,7 +296,7 @@ def _resume(log: Log, world: World) -> object:
 
 
 def _owned(log: Log, owner: type[Writer | Coordinator]) -> object:
-    """The checkpoint that a new life finds."""
+    """Return the checkpoint that a new incarnation finds."""
     with owner(log, "a", partitions=[0]) as opened:
         return opened.last_commit.checkpoint.id if opened.last_commit else 0
 
@@ -319,7 +320,7 @@ def _standby(world: World) -> object:
 
 
 def _living_follower(world: World) -> object:
-    """It asks once in a while."""
+    """Return the living follower's answer; it queries once in a while."""
     assert world.follower is not None
     while world.follower.take(_SOON_S) is not None:
         pass
@@ -327,7 +328,7 @@ def _living_follower(world: World) -> object:
 
 
 def _living_standby(world: World) -> object:
-    """What it compared less than a second ago may still be taken for granted."""
+    """Return the living standby's answer, which may rest on a comparison of less than a second ago."""
     assert world.standing is not None
     time.sleep(COMPARE_S)
     world.standing.refresh()
@@ -345,7 +346,10 @@ def _table_on_its_directory(world: World) -> object:
 
 
 def _grant_of_before(world: World) -> object:
-    """A job that was started again opens nothing under its grant; whose Open is gone, or another's, is refused."""
+    """Return the last commit for a restarted job, which opens nothing under its grant.
+
+    The job is refused if its Open is lost, or another's.
+    """
     with suppress(Fenced), world.open() as log, Coordinator(log, "a", grant=world.memory.grant) as coordinator:
         return coordinator.last_commit
     raise Damaged("the grant is over")
@@ -376,7 +380,7 @@ def _query_of_before(reader: str) -> Callable[[World], object]:
 
 
 class Door(NamedTuple):
-    """A way in. One that `remembers` what was lost is never right: it has to be loud."""
+    """A way in. One that `remembers` the lost records is never right: it has to raise."""
 
     enter: Callable[[World], object]
     remembers: bool = False
@@ -408,11 +412,11 @@ DOORS: dict[str, Door] = {
     "coordinator": Door(_opened(lambda log, _: _owned(log, Coordinator))),
     "writer": Door(_opened(lambda log, _: _owned(log, Writer))),
 }
-"""In an order in which none hides from a later one what it could have seen: who writes comes last."""
+"""The ways in, in an order in which none hides a later one's evidence: writers come last."""
 
 
 def verdict(world: World, door: Door) -> Verdict:
-    """What a way in does in this world."""
+    """Return the outcome of a way in to this world."""
     try:
         found = door.enter(world)
     except Damaged:

@@ -1,11 +1,11 @@
 """A job that counts events and is restarted with any number of workers, on the twins; and the model of its state.
 
 Every partition of the log has a source of its own: an endless list of events over the keys of that partition. A worker
-takes a share of the partitions, opens a writer on them, restores their key groups, finds the source positions in the
-commits of whoever had those partitions before, and goes on counting. A lost event or one counted twice shows in the
-values. Workers that are left behind are not stopped: they are zombies, which find out for themselves.
+takes a share of the partitions, opens a writer on them and restores their key groups. It finds the source positions in
+the commits of the partitions' earlier owners, and goes on counting. A lost event or one counted twice shows in the
+values. Workers that are left running are not stopped: they are zombies, which find out for themselves.
 
-What such a job has to do about positions is in docs/key-groups.md; `Care` leaves a part of it out.
+docs/key-groups.md has the rules of such a job for positions; `Care` leaves a part of them out.
 """
 
 import random
@@ -30,7 +30,7 @@ from tests.support.rigs.log import TwinLog, keys_in, settings_for
 __all__ = ["KEY_GROUPS", "PARTITIONS", "Care", "RescaleWorld", "Worker", "first_key"]
 
 PARTITIONS = 5
-KEY_GROUPS = 8  # What TwinLog gives its logs.
+KEY_GROUPS = 8  # As TwinLog gives its logs.
 POISON = b"written by somebody who was replaced"
 SMALL = WriterSettings(roll_rows=3, list_bytes=64, roll_bytes=128, chunk_bytes=64, in_flight_bytes_max=512)
 
@@ -43,35 +43,35 @@ class Care(Enum):
     FULL = auto()
     """It takes the furthest position in any writer's last commit, and every commit carries all positions it knows."""
     OWN_COMMIT_ONLY = auto()
-    """A writer looks at no other writer's last commit."""
+    """A writer checks no other writer's last commit."""
     OWN_PARTITIONS_ONLY = auto()
-    """A commit carries the positions of the writer's present partitions and forgets those that it had before."""
+    """A commit carries the positions of the writer's present partitions and forgets its former ones."""
 
 
 def _furthest(commits: Mapping[str, LastCommit]) -> dict[int, int]:
-    """The position of every partition: the furthest that any writer committed."""
+    """Return the position of every partition: the furthest that any writer committed."""
     return {p: max((int(c.metadata.get(str(p), 0)) for c in commits.values()), default=0) for p in range(PARTITIONS)}
 
 
 @cache
 def _keys(partition: int) -> list[bytes]:
-    """The keys that live in a partition."""
+    """Return the keys that live in a partition."""
     return list(islice(keys_in(partition, PARTITIONS, KEY_GROUPS), 8))
 
 
 def first_key(partition: int) -> bytes:
-    """A key that lives in a partition."""
+    """Return a key that lives in a partition."""
     return _keys(partition)[0]
 
 
 def _event(partition: int, position: int) -> tuple[bytes, bool]:
-    """A key of the partition, and whether its count starts over."""
+    """Return a key of the partition, and whether its count starts over."""
     rng = random.Random(f"{partition}/{position}")
     return rng.choice(_keys(partition)), rng.random() < 0.15
 
 
 def count(state: Counts, partition: int, start: int, end: int) -> set[bytes]:
-    """Count the events of a partition from `start` up to `end`; returns the keys that changed."""
+    """Count the events of a partition from `start` up to `end`; return the keys that changed."""
     changed: set[bytes] = set()
     for position in range(start, end):
         key, over = _event(partition, position)
@@ -84,7 +84,7 @@ def count(state: Counts, partition: int, start: int, end: int) -> set[bytes]:
 
 
 class Worker:
-    """One life of a worker: it has a share, and counts the events of its partitions until it dies or is fenced."""
+    """One incarnation of a worker: it counts the events of its share of partitions until it dies or is fenced."""
 
     def __init__(self, world: "RescaleWorld", number: int, workers: int) -> None:
         self.number, self.workers = number, workers
@@ -105,7 +105,7 @@ class Worker:
         self.positions = _furthest(self._seen(recovery.commits))
 
     def after(self, events: int) -> dict[int, int]:
-        """The positions of its partitions after so many more events of each."""
+        """Return the positions of its partitions after so many more events of each."""
         return {partition: self.positions[partition] + events for partition in self.partitions}
 
     def step(self, events: int) -> None:
@@ -141,7 +141,7 @@ class Worker:
 
 
 class RescaleWorld:
-    """The log, the workers of the present, those of the past, and what the state has to be."""
+    """The log, the present workers, the former ones, and the expected state."""
 
     def __init__(self, scratch: Path, care: Care = Care.FULL) -> None:
         self.care = care
@@ -153,16 +153,16 @@ class RescaleWorld:
 
     @property
     def model(self) -> dict[int, Counts]:
-        """The state of each partition after the events that were committed."""
+        """The state of each partition after the committed events."""
         model: dict[int, Counts] = {partition: {} for partition in range(PARTITIONS)}
         for partition, end in self.committed.items():
             count(model[partition], partition, 0, end)
         return model
 
-    # ---- what happens
+    # ---- events
 
     def open(self, number: int, workers: int) -> None:
-        """Start a worker, and see that it begins exactly where the partitions of its share were left."""
+        """Start a worker, and check that it begins exactly at the positions that were left."""
         worker = Worker(self, number, workers)
         for other in [*self.workers, *self.zombies]:
             if other.number == number or set(other.partitions) & set(worker.partitions):
@@ -180,7 +180,7 @@ class RescaleWorld:
         self.zombies.append(worker)
 
     def step(self, worker: Worker, events: int, dies_at: str = "") -> None:
-        """One step of any worker. It goes well, or the worker is told that it was fenced, or it dies; nothing else."""
+        """Step any worker. It succeeds, learns that it was fenced, or dies; nothing else happens."""
         worker.dies_at = dies_at
         ends = worker.after(events)
         try:
@@ -197,13 +197,13 @@ class RescaleWorld:
         self.committed |= ends
 
     def round(self) -> None:
-        """One round of the materializer, with truncation."""
+        """Run one round of the materializer, with truncation."""
         self.twin.now_s += 1.0
         with self.twin.open() as log:
             self.twin.environment.run(run_round, log, self._settings)
 
     def read(self, readers: int) -> None:
-        """So many readers restore a share of the key groups each, of one state; together they hold the model."""
+        """Restore a share of the key groups by each of so many readers, of one state; together they hold the model."""
         with self.twin.open() as log, recover(log, key_groups=()) as first:
             at = AtPosition(first.position)
             restored: Counts = {}

@@ -1,8 +1,9 @@
 """Jobs of a simulated Spark that write to a log: queries with a checkpoint, and plain writes; on `spark_machine`.
 
-A query plans its batches as Spark does: the end of a batch is in its checkpoint before anything of it is written, and
-that it is committed behind the sink's commit. A batch has tasks, a task attempts: some fail, some are doubled, some go
-on when nobody waits for them, and of some the message is lost. Owns what a job has to know; not who starts it when.
+A query plans its batches as Spark does: the end of a batch is in its checkpoint before any of it is written, and the
+note of its commit follows the sink's commit. A batch has tasks, a task attempts: some fail, some are doubled, some go
+on when nobody waits for them, and some lose their message. This module owns what a job has to know; not who starts it
+when.
 """
 
 import math
@@ -44,7 +45,7 @@ class Range:
 
     @property
     def rows(self) -> int:
-        """How many there are."""
+        """The number of rows."""
         return self.end - self.start
 
 
@@ -55,13 +56,13 @@ def _keys(partition: int) -> tuple[bytes, ...]:
 
 @dataclass(frozen=True)
 class Source:
-    """What one job copies: an endless, repeatable list of changes over few keys of its own partitions."""
+    """The source of one job: an endless, repeatable list of changes over few keys of its own partitions."""
 
     name: str
     partitions: tuple[int, ...]
 
     def change(self, position: int) -> tuple[bytes, bytes | None]:
-        """The change at a position; every seventh deletes."""
+        """Return the change at a position; every seventh deletes."""
         rng = random.Random(f"{self.name}/{position}")
         key = rng.choice(_keys(rng.choice(self.partitions)))
         return key, None if rng.random() < 0.15 else b"%s-%d" % (self.name.encode(), position)
@@ -73,10 +74,10 @@ class Source:
 
 @dataclass(eq=False)
 class Job:
-    """A query, with its checkpoint, or a job that makes plain writes, numbered alike; and what it was told.
+    """A query, with its checkpoint, or a job that makes plain writes, numbered alike; and its acknowledgements.
 
-    `kind` is stream, upsert or plain. `rows` says how its keys come: unique (one row a key, in any task), checked (one
-    row a key, in the task of its key group), sequence (all rows, with a column to put them in order by).
+    `kind` is stream, upsert or plain. `rows` says how its keys come. Unique: one row a key, in any task. Checked: one
+    row a key, in the task of its key group. Sequence: all rows, with a column to put them in order by.
     """
 
     name: str
@@ -90,12 +91,10 @@ class Job:
     empty: set[int] = field(default_factory=set[int])
     """Batches that the ledger does not show: plain writes without a number or a row."""
     written: "dict[tuple[bytes, int], tuple[Job, int]]" = field(default_factory=dict[Any, Any])
-    """Of which batch a change set is, and by which checkpoint, by its nonce and number."""
+    """The batch of a change set and the checkpoint, by its nonce and number."""
 
     def fork(self, batches: int, *, is_noted: bool) -> "Job":
-        """The query on a copy of its checkpoint, as that was when it had so many batches; the last may not be noted
-        as committed.
-        """
+        """Return the query on a copy of its old checkpoint of so many batches; the last may lack its commit note."""
         done = {one for one in self.done if one < batches - (not is_noted)}
         copy = replace(self, ranges=self.ranges[:batches], done=done)
         copy.told, copy.empty = set(), set()
@@ -103,15 +102,15 @@ class Job:
 
     @property
     def query_id(self) -> str:
-        """As Spark tells its tasks; '' for a plain job."""
+        """The id that Spark gives its tasks; '' for a plain job."""
         return "" if self.kind == "plain" else f"query-{self.name}"
 
     def is_empty(self, batch: int) -> bool:
-        """Whether the checkpoint has the batch, without a row."""
+        """Return whether the checkpoint has the batch, without a row."""
         return batch < len(self.ranges) and self.ranges[batch].start == self.ranges[batch].end
 
     def options(self, batch: int, run_id: str, more: Mapping[str, str]) -> dict[str, str]:
-        """Those of the write of this batch."""
+        """Return the options for the write of this batch."""
         given = {**_WHERE, "writerId": self.name, "partitions": ",".join(map(str, self.source.partitions))}
         if self.kind == "stream":
             given["checkpointLocation"] = f"s3://bucket/{self.name}"
@@ -132,7 +131,7 @@ class Job:
 
 
 class Attempt:
-    """One attempt of a task: it may be called once, whenever, and whoever waits for it."""
+    """One attempt of a task: it may be called once, at any time and for any waiter."""
 
     def __init__(self, run: "Run", task: int) -> None:
         self.run, self.task, self.batch = run, task, run.batch
@@ -193,11 +192,11 @@ class Run:
 
     @property
     def may_go(self) -> bool:
-        """Whether it has a step to do."""
+        """Whether it has a step left."""
         return not (self.is_over or self.is_busy or self.session.is_dead)
 
     def step(self) -> None:
-        """The next thing that the driver does."""
+        """Do the driver's next step."""
         self.is_busy, self.last_s = True, math.inf
         try:
             self._next()
@@ -211,7 +210,7 @@ class Run:
         return make(self.job.options(self.batch, self.name, self.more), self.job.schema, overwrite=False)
 
     def _plan(self) -> None:
-        """Note the batch in the checkpoint, and ask for the right to write it."""
+        """Record the batch in the checkpoint, and ask for the right to write it."""
         job, rng = self.job, self.machine.rng
         if self.batch == len(job.ranges):
             start = job.ranges[-1].end if job.ranges else 0
@@ -231,7 +230,7 @@ class Run:
         self._next = self._work
 
     def _work(self) -> None:
-        """Launch attempts of tasks that are not done, or some more beside."""
+        """Launch attempts of unfinished tasks, or some more concurrently."""
         missing = [task for task, message in enumerate(self.messages) if message is None]
         if not missing:
             self._next = self._commit
@@ -259,7 +258,7 @@ class Run:
         is_in_ledger = messages and (
             self.job.kind != "plain" or self.job.numbers_writes or any(rows.num_rows for rows in self.tasks)
         )
-        if lost_from == self.machine.lost_from and is_sure:  # Else what it was told of may be lost.
+        if lost_from == self.machine.lost_from and is_sure:  # Else its acknowledged batches may be lost.
             (self.job.told if is_in_ledger else self.job.empty).add(self.batch)
         self._next = self._note
 
@@ -270,14 +269,14 @@ class Run:
             cast("BatchWriter", pickle.loads(self.pickled)).commit(messages)
 
     def _check_told(self, error: StatelogError) -> None:
-        """That a query was taken over it is told only if another one opened since it began."""
+        """Check that a query learns of a takeover only if another one opened since it began."""
         machine, opens = self.machine, self.machine.opens().items()
         if isinstance(error, Fenced) and self.job.kind != "plain" and machine.lost_from is None:
             others = [one for at, one in opens if at >= self.begun and machine.openers.get(one.nonce) != self.name]
             assert others, f"{self.job.name} was told of a take-over that it made itself"
 
     def _abort(self, error: StatelogError) -> None:
-        """Whoever waits for the job is told of the error behind the abort."""
+        """Raise the error behind the abort to every waiter of the job."""
         self.error = error
         messages = list(self.messages)
 
@@ -291,7 +290,7 @@ class Run:
         self.is_over = True
 
     def _note(self) -> None:
-        """Spark's own log of commits; and the next batch, unless another run is there."""
+        """Write Spark's own commit log; and the next batch, unless another run exists."""
         job = self.job
         is_alone = self.batch not in job.done
         job.done.add(self.batch)
@@ -301,7 +300,7 @@ class Run:
         self._next = self._plan
 
     def _split(self, one: Range, rng: random.Random) -> list[pa.RecordBatch]:
-        """The rows of some tasks, in an order of chance."""
+        """Return the rows of some tasks, in a random order."""
         job = self.job
         changes = [(position, *job.source.change(position)) for position in range(one.start, one.end)]
         if job.rows != "sequence":

@@ -1,9 +1,9 @@
-"""The machine of a simulated Spark: sessions, their Python workers, what each keeps, and one clock for all of them.
+"""The machine of a simulated Spark: sessions, their Python workers, their caches, and one clock for all of them.
 
 Without a JVM and on the twins. A worker is a process to the code under test: it has caches of its own. One acts at a
-time, but it may stand still inside of any call, at a crash point, a look at the clock or a question to Kafka, while
-others go on; then it wakes, or is dead. Once the ledger may lose its end: who saw that remembers. Owns neither what the
-jobs are nor what is right.
+time, but it may pause inside of any call while others go on: at a crash point, a read of the clock or a query to Kafka.
+Then it wakes, or is dead. The ledger may lose its end; a client that had read it remembers. This module owns neither
+the jobs nor the verdict.
 """
 
 import atexit
@@ -68,16 +68,16 @@ _LEDGER = "visits.ledger"
 
 
 class _Cache(ProcessCache[Any, Any]):
-    """A cache that shows what it keeps."""
+    """A cache that shows its contents."""
 
     def kept(self) -> list[Any]:
-        """What it keeps."""
+        """Return its contents."""
         return [value for value, _ in self._entries.values()]
 
 
 @dataclass(eq=False)
 class Worker:
-    """A Python process: what it keeps, by module and name. It takes one call at a time."""
+    """A Python process: its caches, by module and name. It takes one call at a time."""
 
     session: "Session"
     caches: dict[tuple[ModuleType, str], _Cache]
@@ -88,7 +88,7 @@ class Worker:
     run: str | None = None
     """The run whose batch it is committing."""
     knew: list[Log] = field(default_factory=list[Log])
-    """The open logs that saw what the ledger has lost."""
+    """The open logs that had read the ledger's lost records."""
 
     @property
     def logs(self) -> list[Log]:
@@ -98,7 +98,7 @@ class Worker:
 
 @dataclass(eq=False)
 class Session:
-    """A driver's JVM, its workers beside the driver, and those of its executors."""
+    """A driver's JVM, its local workers, and the workers of its executors."""
 
     number: int
     beside: list[Worker] = field(default_factory=list[Worker])
@@ -107,7 +107,7 @@ class Session:
     is_dead: bool = False
 
     def kill(self) -> None:
-        """The driver is gone with the workers beside it; what an executor is doing may go on for a while."""
+        """End the driver with its local workers; a call on an executor may go on for a while."""
         self.is_dead = True
         for worker in self.beside:
             worker.is_dead = True
@@ -115,23 +115,23 @@ class Session:
 
 @dataclass(eq=False)
 class _Task:
-    """What Spark tells a task."""
+    """The task context that Spark gives."""
 
     query_id: str
     run_id: str
     attempt: int
 
     def getLocalProperty(self, name: str) -> str | None:  # noqa: N802  # Spark's name
-        """A property of the job."""
+        """Return a property of the job."""
         return {sink.QUERY_PROPERTY: self.query_id, sink.RUN_PROPERTY: self.run_id}.get(name) or None
 
     def taskAttemptId(self) -> int:  # noqa: N802  # Spark's name
-        """Unique in the session."""
+        """Return an id that is unique in the session."""
         return self.attempt
 
 
 class Machine:
-    """All processes, and the cluster with its accidents. `elsewhere` is one step of whatever else goes on."""
+    """All processes, and the cluster with its accidents. `elsewhere` is one step of any other actor."""
 
     def __init__(self, rng: random.Random, *, share: float) -> None:
         self.rng = rng
@@ -162,29 +162,29 @@ class Machine:
             clock=self._looked_at, wall_clock=self._looked_at, crash=self._point, start=inline, wait=self._waited
         )
 
-    # ---- time, and what goes wrong in it
+    # ---- time, and its faults
 
     def now(self) -> float:
-        """Seconds since 1970."""
+        """Return the seconds since 1970."""
         return self._now_s
 
     def pass_time(self, seconds: float) -> None:
-        """Everybody's clock goes on."""
+        """Advance everybody's clock."""
         self._now_s += seconds
 
     def fate(self, attempt: SendAttempt) -> Fate:
-        """The fate of a record."""
+        """Return the fate of a record."""
         if attempt.topic == _LEDGER:
             record, worker = decode(attempt.value), self._acting
             assert worker is None or not worker.plans, "a plan only reads"
             if isinstance(record, Open):
                 self.openers[record.nonce] = None if worker is None else worker.run
-        share = self._share if attempt.topic == "visits" else 4 * self._share  # Of few records much depends.
+        share = self._share if attempt.topic == "visits" else 4 * self._share  # Much depends on few records.
         return self.rng.choice(_FATES) if self._strikes(share) else Fate.DELIVER
 
     @contextmanager
     def quiet(self) -> Generator[None]:
-        """In this block nothing goes wrong."""
+        """Let no fault happen within the block."""
         before, self.is_quiet = self.is_quiet, True
         try:
             yield
@@ -193,11 +193,11 @@ class Machine:
 
     @property
     def is_reliable(self) -> bool:
-        """Whether brokers do what they are asked."""
+        """Whether brokers obey requests."""
         return not self._share
 
     def lose(self, count: int) -> None:
-        """The ledger loses its last records, as by an unclean election."""
+        """Lose the ledger's last records, as by an unclean election."""
         self.lost_from = end = max(1, self.cluster.log(_LEDGER, 0).end - count)
         self._lost_s = self._now_s
         for worker in [worker for session in self._sessions for worker in session.beside]:
@@ -206,11 +206,11 @@ class Machine:
 
     @property
     def is_seen_again(self) -> bool:
-        """Whether no look from before the loss is young enough to go on with."""
+        """Whether no check from before the loss is young enough to rely on."""
         return self._now_s - self._lost_s >= COMPARE_S
 
     def shows_loss(self) -> bool:
-        """Whether chunks that no commit lists, or its own records, show whoever opens now that the ledger lost some."""
+        """Return whether uncommitted chunks, or the ledger's records, show an opener now that the ledger lost some."""
 
         def look() -> bool:
             with self.quiet(), self.rig.open() as log, closing(log.replay()) as ledger:
@@ -228,12 +228,12 @@ class Machine:
         return self.cluster.log(_LEDGER, 0).end
 
     def opens(self) -> dict[int, Open]:
-        """All Opens that the ledger ever had, by their offsets; but those that it lost."""
+        """Return all Opens that the ledger ever had, by their offsets, without the lost ones."""
         decoded = ((one.offset, decode(one.value)) for one in self.cluster.log(_LEDGER, 0).records)
         return {offset: record for offset, record in decoded if isinstance(record, Open)}
 
     def stand_still(self, chance: float) -> None:
-        """Perhaps others go on meanwhile, or this process dies."""
+        """Perhaps let others go on meanwhile, or let this process die."""
         worker = self._acting
         if self.is_quiet or worker is None:
             return
@@ -268,7 +268,7 @@ class Machine:
         self._now_s += seconds
 
     def _idle(self, seconds: float) -> None:
-        """A producer waits for an answer: it comes late, or never."""
+        """Wait as a producer for an answer: it comes late, or never."""
         self._now_s += seconds * 100
         if self.rng.random() < 0.1:
             self.cluster.release(1)
@@ -282,12 +282,12 @@ class Machine:
     # ---- processes
 
     def session(self) -> Session:
-        """A new driver."""
+        """Return a new driver."""
         self._sessions.append(Session(len(self._sessions) + 1))
         return self._sessions[-1]
 
     def worker(self, among: list[Worker], session: Session) -> Worker:
-        """One that is free, of those or a new one."""
+        """Return a free one of these, or a new one."""
         among[:] = [one for one in among if not one.is_dead]
         free = [one for one in among if not one.is_busy]
         if free and (len(free) > 1 or self.rng.random() < 0.7):
@@ -300,7 +300,7 @@ class Machine:
 
     @contextmanager
     def acting(self, worker: Worker, task: _Task | None = None) -> Generator[None]:
-        """In this block this process acts; a Crash is its death."""
+        """Let this process act within the block; a Crash is its death."""
         assert not worker.is_busy
         before = self._acting, self._task
         worker.is_busy = True
@@ -323,9 +323,9 @@ class Machine:
         plans: bool = False,
         looks: bool = True,
     ) -> Any:
-        """Call it in a worker beside the driver, to commit a batch of a `run`, or to plan one. If it `looks` at the
-        ledger, it does not succeed in one that knew what that has lost since, once a look from before the loss is too
-        old.
+        """Call it in a local worker of the driver, to commit a batch of a `run`, or to plan one.
+
+        If it `looks` at the ledger, it fails in a worker that knew records lost since, once the last check is too old.
         """
         with self.acting(worker := self.worker(session.beside, session)):
             worker.run, worker.plans = run, plans
@@ -343,7 +343,7 @@ class Machine:
             return self.environment.run(call)
 
     def apart(self, call: Callable[[], Any]) -> Any:
-        """Call it in a process that is none of Spark's."""
+        """Call it in a process outside of Spark."""
         before = self._acting, self._task
         self._become(None, None)
         try:
@@ -358,19 +358,19 @@ class Machine:
 
     @contextmanager
     def installed(self) -> Generator[None]:
-        """In this block Spark's side of statelog runs on this machine."""
+        """Run Spark's side of statelog on this machine within the block."""
         machine = self
 
         class Context:
-            """Stands for Spark's TaskContext."""
+            """A stand-in for Spark's TaskContext."""
 
             @staticmethod
             def get() -> _Task | None:
-                """What the task that acts was told."""
+                """Return the context of the acting task."""
                 return machine._task
 
         class Client:
-            """Stands for the client of real brokers."""
+            """A stand-in for the client of real brokers."""
 
             def __init__(self, _: object) -> None:
                 pass

@@ -1,7 +1,7 @@
-"""A fixed story of a table: its lives on two machines process an input and commit it, while the log is rolled up.
+"""A fixed story of a table: its incarnations on two machines process an input and commit it, between rounds.
 
-What a life holds in memory dies with it; its directory stays. Every life checks, before it goes on, that what it opened
-is the fold of the input up to `progress`, and that no acknowledged commit is missing.
+The memory of an incarnation dies with it; its directory stays. Before it goes on, every incarnation checks the opened
+state: it is the fold of the input up to `progress`, and no acknowledged commit is missing.
 """
 
 from collections.abc import Callable, Mapping
@@ -27,12 +27,13 @@ __all__ = ["INPUT", "MADE", "tell"]
 END = 18
 INPUT = Puts(keys=5, stride=3, deletes=4)
 MADE = LogOptions(partitions=2, key_groups=4)
-"""How the log of a table is made."""
+"""The options of a table's log."""
 
 
 def tell(scratch: Path, faults: Mapping[int, Kind], *, is_kept: bool, loading: Loading = Loading.FIRST) -> World:
-    """Tell the story with these faults, by number of the operation; `is_kept`: in RocksDB, else in a dict. Where the
-    state is loaded behind the table's back, every other life loads a part of it only.
+    """Play the story with these faults, by number of the operation; `is_kept`: in RocksDB, else in a dict.
+
+    Where the state is loaded in the background, every other incarnation loads a part of it only.
     """
     world, judge = World(scratch, Nemesis(faults)), InputJudge(INPUT.fold)
 
@@ -64,7 +65,7 @@ def tell(scratch: Path, faults: Mapping[int, Kind], *, is_kept: bool, loading: L
 
 @dataclass(slots=True)
 class _Life:
-    """A life that processes the input up to `goal`, in commits of every kind, and leaves something uncommitted."""
+    """An incarnation that processes the input up to `goal`, in all kinds of commits, and leaves uncommitted changes."""
 
     judge: InputJudge
     goal: int
@@ -73,7 +74,7 @@ class _Life:
     commits: list[tuple[int, Pending[LastCommit]]] = field(default_factory=list[tuple[int, Pending[LastCommit]]])
 
     def live(self, process: Process) -> None:
-        """Live once. Raises what the table raises."""
+        """Live once. Raises the table's error."""
         if self.judge.acknowledged >= self.goal:
             return
         crash = stalling(process.world.nemesis.point, 1 if self.goal % 2 else 100)
@@ -105,7 +106,7 @@ class _Life:
             commit.result()
 
     def _hear(self) -> None:
-        """What was acknowledged by now."""
+        """Record the acknowledgements so far."""
         for offset, commit in self.commits:
             if commit.is_over and "failed" not in repr(commit):
                 self.judge.hear(offset)

@@ -1,4 +1,4 @@
-"""Workers on twins: a group whose decisions a test makes, their input, their log, and what every table has to be."""
+"""Workers on twins: a group whose decisions a test makes, their input, their log, and every table's expected state."""
 
 from collections.abc import Callable
 from typing import Any
@@ -33,7 +33,7 @@ class SteppedWorker(Worker[bytes, bytes]):
     idle_s = 0.0
 
     def go_on(self) -> None:
-        """It was stopped because there was nothing to do."""
+        """Resume after a stop for lack of work."""
         self._is_stopped = False
         self.idle_s = 0.0
 
@@ -53,7 +53,7 @@ class WorkersWorld:
         self.start_opening: Start = inline
 
     def feed(self, count: int) -> None:
-        """So many messages more in each partition."""
+        """Add so many messages to each partition."""
         for partition, end in enumerate(self.group.ends):
             write_all(self.source, "input", partition, [b"%d" % offset for offset in range(end, end + count)])
 
@@ -65,7 +65,7 @@ class WorkersWorld:
         crash: CrashPoint = lambda _: None,
         hooks: WorkerHooks | None = None,
     ) -> SteppedWorker:
-        """One worker more."""
+        """Return one more worker."""
         made: list[MemoryMember] = []
 
         def join(listener: Any, note: Callable[[str], None]) -> MemoryMember:
@@ -85,12 +85,12 @@ class WorkersWorld:
         return worker
 
     def open_for(self, partition: int, is_beside: bool) -> Table[Any, Any]:
-        """A worker's table. None has a directory here, so none is in use."""
+        """Return a worker's table. None has a directory here, so none is in use."""
         assert not is_beside
         return self.open(partition)
 
     def open(self, partition: int) -> Table[Any, Any]:
-        """A table as any process opens it: the fold of the input up to its progress, with all that was acknowledged."""
+        """Return a table as any process opens it: the fold of the input up to its progress, with all acknowledged."""
         table: Table[Any, Any] = Environment(clock=self.clock).run(
             statelog.table,
             "log",
@@ -105,13 +105,13 @@ class WorkersWorld:
         return table
 
     def idle(self, worker: SteppedWorker, timeout_s: float) -> None:
-        """A worker waits for messages; after some turns without any it is another's turn."""
+        """Wait for messages as a worker; after some empty polls let another one run."""
         self.now_s += timeout_s
         worker.idle_s += timeout_s
         if worker.idle_s >= _PATIENCE_S:
             worker.stop()
 
     def clock(self) -> float:
-        """It moves when it is looked at."""
+        """Return the time, which advances at every call."""
         self.now_s += 0.001
         return self.now_s
