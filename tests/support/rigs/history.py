@@ -1,9 +1,9 @@
 """A log with a known history: writers that commit, die and are fenced, and snapshots made by hand.
 
-The rig records every committed change in plain Python next to the log, so that a test can say what the state at any
-position is. Its rounds are naive on purpose: they read the committed tail, keep the last change per key in a dict and
-write one run, or fold all runs into one. The rig works on the twins and on a real broker alike. `Reader` reads a stream
-of it into plain Python; `SnapshotTwins` has three snapshots on twins that can be damaged.
+The rig records every committed change in plain Python next to the log, so that a test knows the state at any position.
+Its rounds are naive on purpose: they read the committed tail, keep the last change per key in a dict and write one run,
+or fold all runs into one. The rig works on the twins and on a real broker alike. `Reader` reads a stream of it into
+plain Python; `SnapshotTwins` has three snapshots on twins that can be damaged.
 """
 
 import tempfile

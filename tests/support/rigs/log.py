@@ -1,7 +1,7 @@
 """A log under test, and a plain reader of its state.
 
 `LogRig` makes and opens a log on any ports, `TwinRig` on the in-memory twins, `real_rig` on a real broker and a local
-directory; every `open` is another process's view. A `TwinLog` is a log on twins that knows its expected state.
+directory. Every `open` is another process's view. A `TwinLog` is a log on twins that knows its expected state.
 
 The reader is as simple as can be: all runs of a manifest, then the committed tail, applied to a dict one change after
 the other. It uses neither the recovery room nor any part of the materializer.

@@ -1,8 +1,8 @@
 """A TCP proxy between Kafka clients and one broker, which applies network faults to the request that a test names.
 
 It reads the header of Kafka's requests and nothing more: size, API key, correlation id. So a test can say "the second
-ListOffsets request from now on is reset", and it is that one and no other, whatever else the client sends. It listens
-on loopback; the broker must advertise its address. Threads end with `close`; nothing here outlives it.
+ListOffsets request from now on is reset", and exactly that one is, whatever else the client sends. It listens on
+loopback; the broker must advertise its address. Threads end with `close`; nothing here outlives it.
 """
 
 import socket

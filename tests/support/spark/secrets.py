@@ -1,8 +1,8 @@
 """A Spark program whose secrets are canaries: a user's actions and views, and the refusals, in one session.
 
 Run as a process of its own, with the JSON of `SecretRun` as its standard input: nothing secret is in its arguments. It
-leaves all that Spark shows or writes below `directory` for the test to search, with a copy of files that Spark removes
-at its end. It prints a line of JSON for each step: `Met`.
+leaves all that Spark shows or writes below `directory` for the test to search, with copies of files that Spark removes.
+It prints a line of JSON for each step: `Met`.
 """
 
 import json

@@ -1,5 +1,5 @@
-"""A sink that strikes: the real one, except that at one named point of one batch it kills the driver, JVM and Python
-alike, and nothing else, or fails, or waits. tests/support/spark/job.py is the job that has it.
+"""A sink that strikes: the real one, with one action at one named point of one batch. It kills the driver, JVM and
+Python alike, and nothing else, or fails, or waits. tests/support/spark/job.py is the job that has it.
 
 Each of Spark's Python processes, seven in the shortest run, imports this module: it needs no more than the sink does.
 
