@@ -1,4 +1,4 @@
-"""`statelog accept-loss`: what is given up is named, confirmed by the log's name, and stays in the ledger."""
+"""`statelog accept-loss` names the loss, asks for the log's name, and records the decision in the ledger."""
 
 import json
 from pathlib import Path
@@ -23,7 +23,7 @@ WHO = ("--reason", "a disk died", "--operator", "ann")
 
 @pytest.fixture
 def twin(monkeypatch: pytest.MonkeyPatch) -> TwinLog:
-    """A log with three commits that every command opens."""
+    """Return a log with three commits that every command opens."""
     twin = TwinLog(partitions=1)
     for i in range(3):
         twin.write({b"k%d" % i: b"v"})
@@ -33,14 +33,14 @@ def twin(monkeypatch: pytest.MonkeyPatch) -> TwinLog:
 
 
 def run(*arguments: str, typed: str = "log\n") -> Result:
-    """The command, with what a person types."""
+    """Run the command with what a person types."""
     places = ("--bootstrap", "nowhere:1", "--root", "memory://nowhere")
     return CliRunner().invoke(program, ["accept-loss", "log", *arguments, *places], input=typed)
 
 
 @pytest.mark.usefixtures("busy_ledger")
 def test_offsets_that_were_given_up_let_writers_go_on(twin: TwinLog) -> None:
-    """The range is the one that the error named; what goes with it is shown, and it is typed again."""
+    """The command shows the error's range and the commits that go with it; the operator types the log's name."""
     twin.cluster.lose_tail("log", 0, 2)
     assert run("--range", "0:2-3", *WHO, typed="another\n").exit_code == 2
     assert run("--range", "0:2-3", *WHO, typed="log\n").exit_code == 2
@@ -54,7 +54,7 @@ def test_offsets_that_were_given_up_let_writers_go_on(twin: TwinLog) -> None:
 
 
 def test_a_ledger_that_lost_its_tail_goes_on_from_the_snapshot(twin: TwinLog, tmp_path: Path) -> None:
-    """With --ledger, and only then."""
+    """`--ledger` alone restarts a truncated ledger from the snapshot."""
     with twin.open() as log:
         twin.environment.run(run_round, log, settings_for(tmp_path))
     twin.cluster.lose_tail("log.ledger", 0, 4)
@@ -79,9 +79,7 @@ def test_a_ledger_that_lost_its_tail_goes_on_from_the_snapshot(twin: TwinLog, tm
     ],
 )
 def test_what_cannot_be_given_up_is_misuse(twin: TwinLog, arguments: tuple[str, ...]) -> None:
-    """Nothing named, both, no range, offsets that are not committed, nothing lost, no reason, one that is no text:
-    nothing is written.
-    """
+    """A wrong or incomplete acceptance is misuse and writes nothing."""
     before = twin.disk.files(""), len(twin.cluster.records("log.ledger", 0))
     assert run(*arguments).exit_code == 2
     assert (twin.disk.files(""), len(twin.cluster.records("log.ledger", 0))) == before
@@ -89,7 +87,7 @@ def test_what_cannot_be_given_up_is_misuse(twin: TwinLog, arguments: tuple[str, 
 
 @pytest.mark.usefixtures("busy_ledger")
 def test_what_is_lost_is_named_where_no_range_is_given(twin: TwinLog) -> None:
-    """By the offsets of the topic, as options to type; and nothing goes before."""
+    """A refusal without a range lists the lost offsets as options to type. Truncated offsets are not listed."""
     twin.cluster.lose_tail("log", 0, 2)
     twin.cluster.truncate("log", 0, 1)
     refused = run(*WHO)
@@ -99,7 +97,7 @@ def test_what_is_lost_is_named_where_no_range_is_given(twin: TwinLog) -> None:
 
 @pytest.mark.usefixtures("busy_ledger")
 def test_what_would_go_is_shown_alone(twin: TwinLog) -> None:
-    """Nothing is asked, and nothing is written; not of a ledger, whose loss has no ranges."""
+    """`--dry-run` asks nothing and writes nothing. A ledger has no ranges, so it is misuse there."""
     twin.cluster.lose_tail("log", 0, 1)
     before = twin.disk.files(""), len(twin.cluster.records("log.ledger", 0))
     shown = json.loads(run("--range", "0:1-3", *WHO, "--dry-run", "--json", typed="").stdout)
@@ -110,7 +108,7 @@ def test_what_would_go_is_shown_alone(twin: TwinLog) -> None:
 
 
 def described(twin: TwinLog) -> list[dict[str, Any]]:
-    """The losses, as `describe` has them."""
+    """Return the losses as `describe` prints them."""
     places = ("--bootstrap", "nowhere:1", "--root", "memory://nowhere")
     found = CliRunner().invoke(program, ["describe", "log", "--json", *places])
     assert found.exit_code == 0, found.output
@@ -120,7 +118,7 @@ def described(twin: TwinLog) -> list[dict[str, Any]]:
 
 @pytest.mark.usefixtures("busy_ledger")
 def test_who_accepted_outlives_the_next_truncation(twin: TwinLog, tmp_path: Path) -> None:
-    """The record is gone from the ledger; its operator and reason are told all the same."""
+    """`describe` shows operator and reason after truncation has removed the record from the ledger."""
     twin.cluster.lose_tail("log", 0, 2)
     assert run("--range", "0:2-3", *WHO, "--yes", typed="").exit_code == 0
     for number in range(3):
@@ -135,7 +133,7 @@ def test_who_accepted_outlives_the_next_truncation(twin: TwinLog, tmp_path: Path
 
 @pytest.mark.usefixtures("busy_ledger")
 def test_what_the_ledger_never_heard_does_not_count(twin: TwinLog) -> None:
-    """Said on the store, and lost on its way; accepted again it is said once, and counts."""
+    """An acceptance that reached only the store does not count. Accepting the same loss again counts, as one entry."""
     twin.cluster.lose_tail("log", 0, 2)
     record = AcceptLoss(ranges=(LossRange(0, 2, 3),), reason="a disk died", operator="ann")
     put_loss(MemoryStore(twin.disk, "log"), record)
@@ -145,7 +143,7 @@ def test_what_the_ledger_never_heard_does_not_count(twin: TwinLog) -> None:
 
 
 def test_a_ledger_that_was_given_up_is_told_by_its_restart(twin: TwinLog, tmp_path: Path) -> None:
-    """With who, and why."""
+    """`describe` names the operator who restarted a ledger."""
     with twin.open() as log:
         twin.environment.run(run_round, log, settings_for(tmp_path))
     twin.cluster.lose_tail("log.ledger", 0, 4)
@@ -157,7 +155,7 @@ def test_a_ledger_that_was_given_up_is_told_by_its_restart(twin: TwinLog, tmp_pa
 
 @pytest.mark.usefixtures("busy_ledger")
 def test_a_record_of_a_loss_that_is_damaged_stops_nobody(twin: TwinLog) -> None:
-    """It is told as that: nothing is decided by it."""
+    """A damaged loss record is reported as damaged and decides nothing."""
     assert run("--range", "0:2-3", *WHO, "--yes", typed="").exit_code == 0
     twin.disk.truncate(f"log/{LOSSES.path(1)}", 20)
     (told,) = described(twin)

@@ -24,13 +24,13 @@ from tests.support.samples.append_rows import BYTES, rows_of, stream, take_first
 
 
 def typed(*fields: dict[str, object], **options: object) -> Fields:
-    """A log with these fields in its values."""
+    """Return the descriptor of a log with these fields in its values."""
     avsc = json.dumps({"type": "record", "name": "R", "fields": list(fields)})
     return replace(Fields(key_type=KeyType.STRING, value_schema=parse_value_schema(avsc, 1)), **options)  # type: ignore[arg-type]  # every test names options
 
 
 def reader(data: bytes, fields: Fields = BYTES, block_bytes: int = 1 << 20, kind: str = "csv") -> Lines:
-    """CSV over bytes."""
+    """Return a CSV reader over bytes."""
     return Lines(stream(data), CsvRows(fields, kind), name="test", block_bytes=block_bytes)
 
 
@@ -42,7 +42,7 @@ rows_of_notes = st.lists(st.fixed_dictionaries({"key": st.none() | texts, "note"
 
 
 def csv_of(rows: list[dict[str, str | None]], end: str = "\n", delimiter: str = ",") -> bytes:
-    """Rows with quotes where they are needed: around an empty text, but not around null."""
+    """Return rows as CSV, with quotes where they are needed: around an empty text, but not around null."""
 
     def field(text: str | None) -> str:
         return "" if text is None else f'"{text.replace(chr(34), chr(34) * 2)}"' if _QUOTED.search(text) else text
@@ -62,7 +62,7 @@ def csv_of(rows: list[dict[str, str | None]], end: str = "\n", delimiter: str = 
 )
 @settings(deadline=None)
 def test_every_row_comes_once_and_in_order(rows: list[dict[str, str | None]], end: str, block: int, kind: str) -> None:
-    """Whatever the line ends, blank lines and blocks, rows are those written, and null is no empty text."""
+    """Every row comes once and in order, for all line ends, blank lines and blocks. Null is no empty text."""
     source = reader(csv_of(rows, end, {"csv": ",", "tsv": "\t"}[kind]), NOTES, block, kind)
 
     assert rows_of(source) == rows
@@ -72,7 +72,7 @@ def test_every_row_comes_once_and_in_order(rows: list[dict[str, str | None]], en
 @given(rows=rows_of_notes, cut=st.integers(0, 30), blocks=st.tuples(st.integers(1, 200), st.integers(1, 200)))
 @settings(deadline=None)
 def test_a_mark_resumes_exactly(rows: list[dict[str, str | None]], cut: int, blocks: tuple[int, int]) -> None:
-    """Taken up to any row, and resumed from its mark with other blocks, an input gives the rest and ends alike."""
+    """An input that resumes from the mark of any row gives the rest and ends alike, also with other blocks."""
     data = b"\xef\xbb\xbf" + csv_of(rows, "\r\n")
     first = reader(data, NOTES, blocks[0])
     take_first(first, min(cut, len(rows)))
@@ -85,7 +85,7 @@ def test_a_mark_resumes_exactly(rows: list[dict[str, str | None]], cut: int, blo
 
 
 def test_the_header_is_part_of_the_mark() -> None:
-    """The same rows under another header are another input; under the same one a file may have grown."""
+    """The same rows under another header are another input. Under the same header, a file may have grown."""
     first = reader(GOOD)
     rows_of(first)
     mark = Appender("w", first, BYTES, Appended()).mark()
@@ -125,7 +125,7 @@ def test_the_header_is_part_of_the_mark() -> None:
 )
 @pytest.mark.parametrize("before", [1, 7])
 def test_a_broken_line_is_named(line: bytes, problem: str, before: int) -> None:
-    """The error has the line's number and the reason, and comes after all rows before it, even in the same block."""
+    """The error has the line's number and the reason, and follows all rows before it, even in the same block."""
     source = reader(GOOD + b"a,1\n" * (before - 1) + line + b"\n" + b"z,9\n" * 3)
 
     with pytest.raises(InvalidChange, match=problem) as caught:
@@ -144,7 +144,7 @@ def test_a_line_that_may_have_been_cut_off_is_refused() -> None:
 
 
 def test_a_field_over_two_lines_is_found_anywhere() -> None:
-    """However long the block, no seam within it makes two rows of one whose quote goes on in the next line."""
+    """A quoted field that spans two lines stays one row, wherever the block ends."""
     for line in (b'a,"x\n', b'a,"' + b"x" * 70 + b'\ny",2\n'):
         with pytest.raises(InvalidChange, match="line 2 is broken: it has an open quote"):
             rows_of(reader(b"key,value\n" + line * 40_000, block_bytes=4 << 20))
@@ -160,7 +160,7 @@ def test_rows_of_any_length_are_read() -> None:
 
 
 def test_a_byte_order_mark_is_no_part_of_the_header_and_stays_in_a_field() -> None:
-    """UTF-8's mark at the beginning of a file is dropped; that letter in a field is kept, wherever a block begins."""
+    """A byte order mark at the beginning of a file is dropped. The same letter inside of a field is retained."""
     data = '\ufeffkey,value\n\ufeffa,1\n\ufeff"b,2\n'.encode()
     for block in (1, 5, 1 << 20):
         assert [row["key"] for row in rows_of(reader(data, block_bytes=block))] == ["\ufeffa", '\ufeff"b']
@@ -181,7 +181,7 @@ def test_a_byte_order_mark_is_no_part_of_the_header_and_stays_in_a_field() -> No
     ],
 )
 def test_a_header_that_does_not_fit_is_refused(header: bytes, problem: str, fields: str | None) -> None:
-    """Missing, unknown and repeated fields are told before any row is read, with what to do."""
+    """Missing, unknown and repeated fields are reported before any row is read, with what to do."""
     with pytest.raises(InvalidChange, match=problem) as caught:
         rows_of(reader(header + b"\na,1,2\n"))
     assert (caught.value.facts.get("fields"), caught.value.facts["line"]) == (fields, 1)
@@ -189,18 +189,18 @@ def test_a_header_that_does_not_fit_is_refused(header: bytes, problem: str, fiel
 
 
 def test_unknown_fields_are_dropped_if_the_user_says_so() -> None:
-    """Whatever they are called and hold, also twice."""
+    """Unknown fields are dropped on request, whatever their names and values, also when repeated."""
     source = reader(b"x,key,,value,\n[,a,?,1,?\n", replace(BYTES, ignore_unknown=True))
     assert rows_of(source) == [{"key": "a", "value": b"1"}]
 
 
 def test_an_input_without_rows_is_none() -> None:
-    """Nothing, or a header alone, is no error: the file may grow."""
+    """An empty input, or a header alone, is no error: the file may grow."""
     assert [rows_of(reader(data)) for data in (b"", b"key,value\n", b"key,value")] == [[], [], []]
 
 
 def test_ops_and_checkpoints_are_text() -> None:
-    """Fields that no schema names are text, so that no first row decides what they are."""
+    """Fields that no schema names are text, so that the first row does not decide their type."""
     fields = replace(BYTES, op_field="gone", delete_value="1", checkpoint_field="day")
     (batch,) = reader(b"day,gone,key,value\n01,1,a,\n2,0,b,x\n", fields).batches()
 
@@ -210,7 +210,7 @@ def test_ops_and_checkpoints_are_text() -> None:
 
 
 def test_fields_are_read_in_the_types_of_the_log() -> None:
-    """No type is guessed; an empty field is null, or the default of a field that has no null."""
+    """Fields are read in the log's types. An empty field is null, or the default of a field that has no null."""
     kinds: list[tuple[str, dict[str, object], bytes, object]] = [
         ("n", {"type": "long", "default": 7}, b"", 7),
         ("x", {"type": ["null", "double"]}, b"", None),
@@ -242,14 +242,14 @@ def test_fields_are_read_in_the_types_of_the_log() -> None:
 
 @pytest.mark.parametrize("value", [b"9223372036854775808", b"1.5", b"true", b'""', b"x", b"NA"])
 def test_a_long_takes_nothing_else(value: bytes) -> None:
-    """What is no number is refused by the name of its field; only the empty field is null."""
+    """Text that is no number is refused by the name of its field. Only the empty field is null."""
     with pytest.raises(InvalidChange, match="line 3 is broken: the field 'n': conversion error to int64") as caught:
         rows_of(reader(b"key,n\na,1\nb," + value + b"\n", typed({"name": "n", "type": "long"})))
     assert caught.value.facts["line"] == 3
 
 
 def test_a_number_too_large_for_a_float_is_refused() -> None:
-    """Arrow makes an infinite one of it, and says nothing. One that says so itself is taken."""
+    """A finite number that Arrow would turn into infinity is refused. A written infinity is accepted."""
     fields = typed({"name": "f", "type": "float"})
     assert rows_of(reader(b"key,f\na,1e38\nb,inf\n", fields))[1]["f"] == math.inf
     with pytest.raises(InvalidChange, match=r"line 3 is broken: the field 'f' .* a number is too large"):
@@ -257,7 +257,7 @@ def test_a_number_too_large_for_a_float_is_refused() -> None:
 
 
 def test_bytes_are_text_or_base64() -> None:
-    """Bytes are UTF-8, or base64, in keys and in values, as in JSON."""
+    """Bytes are UTF-8 or base64, in keys and in values, as in JSON."""
     fields = replace(BYTES, key_type=KeyType.BYTES, bytes_text=BytesText.BASE64)
     assert rows_of(reader(b"key,value\naGk=,/w==\n", fields)) == [{"key": b"hi", "value": b"\xff"}]
     with pytest.raises(InvalidChange, match="the field 'value' is not binary"):
@@ -266,7 +266,7 @@ def test_bytes_are_text_or_base64() -> None:
 
 @pytest.mark.parametrize("kind", ["record", "array", "map"])
 def test_what_csv_cannot_hold_is_refused_by_name(kind: str) -> None:
-    """A log whose values have fields within fields takes no CSV: the error has the field and the reason."""
+    """A log with nested value fields refuses CSV. The error has the field and the reason."""
     inner: dict[str, object] = {"type": kind, "items": "long", "values": "long", "name": "I", "fields": []}
     if kind == "record":
         inner["fields"] = [{"name": "n", "type": "long"}]
@@ -292,7 +292,7 @@ def test_what_csv_cannot_hold_is_refused_by_name(kind: str) -> None:
 def test_the_name_of_a_file_or_an_option_says_what_lines_are(
     tmp_path: Path, name: str, data: bytes, lines_as: str | None, kind: str
 ) -> None:
-    """The option is the stronger one, and standard input without it is JSON lines."""
+    """The option overrides the file's name. Standard input without the option is JSON lines."""
     (tmp_path / name).write_bytes(data)
     source = name if name == "-" else str(tmp_path / name)
     with open_input(source, BYTES, stream(data), lines_as) as opened:
@@ -300,6 +300,6 @@ def test_the_name_of_a_file_or_an_option_says_what_lines_are(
 
 
 def test_who_appends_csv_as_json_is_told_of_the_option() -> None:
-    """The error of its first line says how CSV is read."""
+    """The error of the first line says how CSV is read."""
     with open_input("-", BYTES, stream(GOOD)) as source, pytest.raises(InvalidChange, match="--format csv"):
         next(source.batches())

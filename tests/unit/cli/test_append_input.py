@@ -36,24 +36,24 @@ typed_rows = st.lists(st.fixed_dictionaries(required, optional=optional), min_si
 
 
 def resumed(source: Lines, before: Lines) -> str | None:
-    """How an input differs from what was taken of another one; None if it goes on behind that."""
+    """Return how an input differs from the one behind a mark, or None if it continues that one."""
     return source.resume(before.rows, before.read_bytes, before.digest)
 
 
 def as_read(rows: list[dict[str, object]]) -> list[dict[str, object]]:
-    """Rows of texts as they come for a log of bytes."""
+    """Return rows of texts as they come for a log of bytes."""
     return [{"value": str(row["value"]).encode(), "key": row["key"]} for row in rows]
 
 
 def mark(source: Lines) -> tuple[int, int, str]:
-    """How far an input was taken."""
+    """Return the mark of an input."""
     return source.rows, source.read_bytes, source.digest
 
 
 @given(rows=opaque_rows, end=st.sampled_from(["\n", "\r\n", "\n\n", " \n\r\n \t\n"]), block=st.integers(1, 200))
 @settings(deadline=None)
 def test_every_row_comes_once_and_in_order(rows: list[dict[str, object]], end: str, block: int) -> None:
-    """Whatever the line ends, blank lines and blocks, the rows are those written, and the mark counts them."""
+    """Rows come as written and the mark counts them, for all line ends, blank lines and blocks."""
     source = reader(lines_of(rows, end), block_bytes=block)
 
     assert rows_of(source) == as_read(rows)
@@ -63,7 +63,7 @@ def test_every_row_comes_once_and_in_order(rows: list[dict[str, object]], end: s
 @given(rows=opaque_rows, cut=st.integers(0, 30), block=st.integers(1, 200), final=st.booleans())
 @settings(deadline=None)
 def test_a_mark_resumes_exactly(rows: list[dict[str, object]], cut: int, block: int, final: bool) -> None:
-    """Taken up to any row, and resumed from its mark with other blocks, an input gives the rest and ends alike."""
+    """An input that resumes from the mark of any row gives the rest and ends alike, also with other blocks."""
     data = lines_of(rows, "\r\n\n")
     data = data if final else data.rstrip(b"\r\n")
     first = reader(data)
@@ -78,7 +78,7 @@ def test_a_mark_resumes_exactly(rows: list[dict[str, object]], cut: int, block: 
 
 
 def test_a_file_that_has_grown_goes_on() -> None:
-    """What was appended to a file since its mark was taken is what comes."""
+    """A file that has grown since its mark gives exactly the appended rows."""
     old = lines_of([{"key": "a", "value": "1"}])
     source = reader(old.rstrip(b"\n"))
     rows_of(source)
@@ -96,7 +96,7 @@ def test_a_file_that_has_grown_goes_on() -> None:
     ],
 )
 def test_another_input_is_refused(data: bytes, reason: str) -> None:
-    """A mark does not resume an input whose beginning is another one, and says which rows count."""
+    """A mark does not resume an input with another beginning. The error says which rows count."""
     source = reader(b'{"key":"a","value":"1"}\n')
     rows_of(source)
 
@@ -127,7 +127,7 @@ def test_another_input_is_refused(data: bytes, reason: str) -> None:
 )
 @pytest.mark.parametrize("before", [0, 1, 7])
 def test_a_broken_line_is_named(line: bytes, problem: str, before: int) -> None:
-    """The error has the line's number and the reason, and comes after all rows before it, even in the same block."""
+    """The error has the line's number and the reason, and follows all rows before it, even in the same block."""
     source = reader(GOOD * before + line + b"\n" + GOOD, block_bytes=1 << 20)
     found: list[int] = []
 
@@ -152,7 +152,10 @@ def test_a_long_takes_nothing_else(value: str) -> None:
 
 @pytest.mark.parametrize("value", ['"a"', "true", "1", "1.5", "null"])
 def test_a_field_that_no_schema_names_has_the_type_of_the_first_row(value: str) -> None:
-    """Text, a boolean or a number, whatever is dropped from the row; a null is text, and an object is refused."""
+    """An unnamed field takes the first row's type: text, boolean or number.
+
+    Null counts as text, and an object is refused.
+    """
     row = f'{{"key":"a","value":"1","day":{value},"other":[1,"a"]}}'.encode()
     source = reader(row, checkpoint_field="day", ignore_unknown=True)
     assert [found["day"] for found in rows_of(source)] == [json.loads(value)]
@@ -181,7 +184,7 @@ def test_a_byte_order_mark_is_no_part_of_the_first_line() -> None:
 @given(rows=typed_rows)
 @settings(deadline=None, max_examples=60)
 def test_typed_rows_are_read_in_the_types_of_the_log(rows: list[dict[str, object]]) -> None:
-    """Dates, lists and records come out as written; what is missing or null is the default, or null."""
+    """Dates, lists and records come out as written. A missing or null field is the default, or null."""
     changes = TYPED.to_changes(
         pa.Table.from_batches(list(batches(lines_of(rows), TYPED))).combine_chunks().to_batches()[0]
     )
@@ -194,7 +197,7 @@ def test_typed_rows_are_read_in_the_types_of_the_log(rows: list[dict[str, object
 
 
 def batches(data: bytes, fields: Fields) -> Iterator[pa.RecordBatch]:
-    """The batches of an input in one block."""
+    """Return the batches of an input that is read in one block."""
     source = reader(data, fields, block_bytes=1 << 20)
     for batch in source.batches():
         yield batch
@@ -202,7 +205,7 @@ def batches(data: bytes, fields: Fields) -> Iterator[pa.RecordBatch]:
 
 
 def typed(*fields: dict[str, object], **options: object) -> Fields:
-    """A log with these fields in its values."""
+    """Return the descriptor of a log with these fields in its values."""
     avsc = json.dumps({"type": "record", "name": "R", "fields": list(fields)})
     return replace(Fields(key_type=KeyType.STRING, value_schema=parse_value_schema(avsc, 1)), **options)  # type: ignore[arg-type]  # every test names options
 
@@ -210,7 +213,7 @@ def typed(*fields: dict[str, object], **options: object) -> Fields:
 @pytest.mark.parametrize("value", ["1e300", "-1e39", "9" * 50])
 @pytest.mark.parametrize("kind", ["float", {"type": "array", "items": "float"}])
 def test_a_number_too_large_for_a_float_is_refused(kind: object, value: str) -> None:
-    """Arrow makes an infinite one of it, and says nothing. One that says so itself is taken."""
+    """A finite number that Arrow would turn into infinity is refused. A written infinity is accepted."""
     avsc = json.dumps({"type": "record", "name": "R", "fields": [{"name": "f", "type": kind}]})
     fields = replace(TYPED, value_schema=parse_value_schema(avsc, 1))
 
@@ -224,7 +227,7 @@ def test_a_number_too_large_for_a_float_is_refused(kind: object, value: str) -> 
 
 
 def test_bytes_are_text_or_base64() -> None:
-    """Keys, values and the fields of a value that are bytes are UTF-8, or base64; other texts are no base64."""
+    """Bytes in keys, values and value fields are UTF-8 or base64. Other texts are no base64."""
     data = b'{"key":"aGk=","value":"/w=="}\n'
     opaque = replace(BYTES, key_type=KeyType.BYTES)
     assert next(batches(data, opaque)).to_pylist() == [{"value": b"/w==", "key": b"aGk="}]
@@ -250,7 +253,7 @@ def test_bytes_are_text_or_base64() -> None:
     ],
 )
 def test_what_arrow_cannot_read_is_refused_by_name(field: dict[str, object], path: str, problem: str) -> None:
-    """A log whose values Arrow's JSON reader lacks takes no JSON lines: the error has the field and the reason."""
+    """Value types that Arrow's JSON reader lacks refuse JSON lines. The error has the field and the reason."""
     with pytest.raises(ConfigError, match=problem) as caught:
         reader(GOOD, typed(field, bytes_text=BytesText.BASE64))
     assert caught.value.facts["field"] == path
@@ -258,6 +261,6 @@ def test_what_arrow_cannot_read_is_refused_by_name(field: dict[str, object], pat
 
 
 def test_a_base64_key_is_no_field_of_the_value() -> None:
-    """One text cannot be base64 of the key and something else in the value."""
+    """One text cannot be base64 in the key and plain text in the value."""
     with pytest.raises(ConfigError, match="cannot also be a field"):
         reader(GOOD, typed({"name": "key", "type": "string"}, bytes_text=BytesText.BASE64))

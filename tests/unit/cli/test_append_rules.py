@@ -1,4 +1,4 @@
-"""Which rows are changes and where commits fall; Parquet inputs, formats and marks."""
+"""Rules of `statelog append`: which rows are changes, where commits fall, and how formats and marks are recognised."""
 
 import gzip
 import hashlib
@@ -19,18 +19,18 @@ from tests.support.samples.append_rows import BYTES, GOOD, TYPED, reader, rows_o
 
 
 def appender(source: Lines | ParquetRows, fields: Fields = BYTES) -> Appender:
-    """The loop of an input."""
+    """Return the loop of an input."""
     return Appender("w", source, fields, Appended())
 
 
 def changes_of(data: bytes, fields: Fields) -> list[tuple[str, str, bytes | None]]:
-    """Op, key and value of the changes of an input."""
+    """Return op, key and value of the changes of an input."""
     (batch,) = list(reader(data, fields, block_bytes=1 << 20).batches())
     return [(row["op"], row["key"], row["value"]) for row in fields.to_changes(batch).to_pylist()]
 
 
 def test_a_field_tells_put_from_delete() -> None:
-    """The op field says put or delete; with a delete value, whatever is not that value is a put."""
+    """The op field says put or delete. With a delete value, every other value is a put."""
     data = b'{"key":"a","value":"1","op":"put"}\n{"key":"b","op":"delete"}\n'
     assert changes_of(data, replace(BYTES, op_field="op")) == [("put", "a", b"1"), ("delete", "b", None)]
 
@@ -43,7 +43,7 @@ def test_a_field_tells_put_from_delete() -> None:
     "options", [{"checkpoint_field": "comit"}, {"op_field": "opp", "delete_value": "D", "ignore_unknown": True}]
 )
 def test_a_named_field_that_no_row_has_is_refused(options: dict[str, object]) -> None:
-    """A misspelt op or checkpoint field of JSON lines ends the run before its first commit, or after many rows."""
+    """A misspelt op or checkpoint field ends the run: before its first commit, or after many rows without the field."""
     fields = replace(BYTES, **{**options, "ignore_unknown": True})  # type: ignore[arg-type]  # every case names options
     data = b'{"key":"a","value":"1","commit":1}\n{"key":"b","op":"D","value":"2","commit":2}\n'
     source = reader(data, fields, block_bytes=1 << 20)
@@ -61,20 +61,20 @@ def test_a_named_field_that_no_row_has_is_refused(options: dict[str, object]) ->
 
 
 def test_a_delete_value_needs_its_field() -> None:
-    """A delete value without a field to stand in contradicts itself."""
+    """A delete value without an op field is refused."""
     with pytest.raises(ConfigError, match="--delete-value"):
         replace(BYTES, delete_value="D")
 
 
 def test_commits_fall_on_every_nth_row() -> None:
-    """Commits come after every fourth row of a batch's."""
+    """A commit comes after every fourth row, counted across batches."""
     loop = appender(reader(GOOD), replace(BYTES, checkpoint_every=4))
     batch = pa.RecordBatch.from_pydict({"key": ["a"] * 10})
     assert [loop.points(batch.slice(0, rows)) for rows in (10, 4, 3)] == [[4, 8], [4], []]
 
 
 def test_commits_fall_where_a_field_changes() -> None:
-    """A commit comes before the first row with another value, also in the next batch, and never before any row."""
+    """A commit comes before each row with another value, also in the next batch, but never before the first row."""
     loop = appender(reader(GOOD), replace(BYTES, checkpoint_field="day"))
     days = [None, 1, 1, 2, None, None, 3]
     batch = pa.RecordBatch.from_pydict({"key": ["a"] * 7, "day": days})
@@ -84,7 +84,7 @@ def test_commits_fall_where_a_field_changes() -> None:
 
 
 def test_values_that_cannot_be_compared_are_no_checkpoints() -> None:
-    """Such a field is refused by name."""
+    """A checkpoint field whose values cannot be compared is refused by name."""
     loop = appender(reader(GOOD), replace(BYTES, checkpoint_field="day"))
     with pytest.raises(InvalidChange, match="'day' is struct"):
         loop.points(pa.RecordBatch.from_pydict({"key": ["a"] * 2, "day": [{"of": 1}, {"of": 2}]}))
@@ -92,21 +92,21 @@ def test_values_that_cannot_be_compared_are_no_checkpoints() -> None:
 
 @pytest.mark.parametrize("option", ["key_field", "value_field", "op_field", "delete_value", "checkpoint_field"])
 def test_what_no_input_can_have_is_refused(option: str) -> None:
-    """What a terminal that is not of UTF-8 makes of a name."""
+    """An option that is not UTF-8 is refused, since no input can have such a field."""
     with pytest.raises(ConfigError, match="not UTF-8"):
         replace(BYTES, **{"op_field": "op", option: "\udcff"})  # type: ignore[arg-type]  # every case names options
 
 
 @pytest.mark.parametrize("rule", [{"checkpoint_every": 1, "checkpoint_field": "f"}, {"checkpoint_every": 0}])
 def test_contradicting_checkpoint_rules_are_refused(rule: dict[str, object]) -> None:
-    """Not more than one of the two rules holds, and every zero rows is none."""
+    """Two checkpoint rules at once are refused, and so are checkpoints every zero rows."""
     with pytest.raises(ConfigError, match="--checkpoint"):
         replace(BYTES, **rule)  # type: ignore[arg-type]  # the table has both options' types
 
 
 @pytest.mark.parametrize("taken", range(0, 26, 5))
 def test_a_parquet_file_resumes_at_any_row(tmp_path: Path, taken: int) -> None:
-    """Rows behind the mark come, wherever row groups and batches end."""
+    """The rows behind the mark come, wherever row groups and batches end."""
     table = pa.table({"key": [f"k{number}" for number in range(25)], "value": [b"v"] * 25})
     pq.write_table(table, tmp_path / "in.parquet", row_group_size=7)
     first = ParquetRows(tmp_path / "in.parquet", batch_rows=4)
@@ -119,7 +119,7 @@ def test_a_parquet_file_resumes_at_any_row(tmp_path: Path, taken: int) -> None:
 
 
 def test_another_parquet_file_is_refused(tmp_path: Path) -> None:
-    """A Parquet file that differs in one value is another input; so is one of the other kind."""
+    """A Parquet file that differs in one value is another input, and so is a file of another format."""
     for name, value in (("a", b"1"), ("b", b"2")):
         pq.write_table(pa.table({"key": ["k"], "value": [value]}), tmp_path / name)
     mark = appender(ParquetRows(tmp_path / "a")).mark()
@@ -131,7 +131,7 @@ def test_another_parquet_file_is_refused(tmp_path: Path) -> None:
 
 
 def test_what_is_hashed_is_what_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A file that another one replaces while it is hashed is read to its end: else its mark would be on other rows."""
+    """A file that is replaced while it is hashed is read to its end, so the mark belongs to the rows that were read."""
     path = tmp_path / "in"
     for name, value in (("in", b"old"), ("next", b"new")):
         pq.write_table(pa.table({"key": ["a"], "value": [value]}), tmp_path / name)
@@ -149,7 +149,7 @@ def test_what_is_hashed_is_what_is_read(tmp_path: Path, monkeypatch: pytest.Monk
 
 
 def test_an_input_is_known_by_its_first_bytes(tmp_path: Path) -> None:
-    """Parquet is recognised whatever its name, a damaged one is refused, and a missing file is not found."""
+    """Parquet is recognised whatever the file's name. A damaged file is refused, and a missing one is not found."""
     pq.write_table(pa.table({"key": ["k"], "value": [b"v"]}), tmp_path / "no-suffix")
     (tmp_path / "lines").write_bytes(GOOD)
     (tmp_path / "damaged").write_bytes(b"PAR1 and nothing else")
@@ -175,7 +175,7 @@ def test_an_input_is_known_by_its_first_bytes(tmp_path: Path) -> None:
     ],
 )
 def test_another_format_is_named(tmp_path: Path, data: bytes, named: str) -> None:
-    """What is no JSON lines by its first bytes is called by its name, from a pipe and from a file."""
+    """Another format is recognised by its first bytes and named in the error, from a pipe and from a file."""
     (tmp_path / "in").write_bytes(data)
     sources = [str(tmp_path / "in"), "-"] if named != "Parquet" else ["-"]
     for source in sources:
@@ -185,7 +185,7 @@ def test_another_format_is_named(tmp_path: Path, data: bytes, named: str) -> Non
 
 
 def test_progress_counts_what_was_taken() -> None:
-    """A block that was read is no progress before its rows were taken."""
+    """A block counts as progress only once its rows were taken."""
     source = Lines(stream(GOOD), JsonRows(BYTES), name="test", size_bytes=len(GOOD))
     batch = next(source.batches())
     assert source.fraction == 0
@@ -194,7 +194,7 @@ def test_progress_counts_what_was_taken() -> None:
 
 
 def test_a_value_field_that_is_named_must_be_there() -> None:
-    """In a typed log the fields stand in the row, unless a field was named that holds them: then it is meant."""
+    """In a typed log the value's fields stand in the row. A named value field must exist."""
     batch = pa.RecordBatch.from_pydict({"key": [1], "s": ["x"]})
     assert TYPED.to_changes(batch).num_rows == 1
     with pytest.raises(InvalidChange, match="no field 'valeu' for the value"):
@@ -202,7 +202,7 @@ def test_a_value_field_that_is_named_must_be_there() -> None:
 
 
 def test_the_writer_is_named_after_the_input() -> None:
-    """A file's name without suffix, in the letters of names; standard input needs a name."""
+    """The writer is named after the file without its suffix, in valid letters. Standard input needs a name."""
     assert writer_name(None, "/data/flights 2013..v2.jsonl") == "flights-2013-v2"
     assert writer_name("job", "-") == "job"
     with pytest.raises(ConfigError, match="standard input"):
@@ -213,7 +213,7 @@ def test_the_writer_is_named_after_the_input() -> None:
 
 
 def test_names_in_any_letters_stay_apart() -> None:
-    """Inputs whose names differ in letters that writers' names lack have writers of their own, in every run."""
+    """Inputs that differ only in letters that writer names lack get different writers, the same in every run."""
     inputs = [
         "Größe.csv",
         "Gräße.csv",
@@ -229,7 +229,7 @@ def test_names_in_any_letters_stay_apart() -> None:
 
 
 def test_a_mark_of_others_is_refused() -> None:
-    """A commit that another program made, or `append` with other fields, does not say how far an input was read."""
+    """A mark of another program, or of `append` with other fields, is refused."""
     with pytest.raises(CheckpointMismatch, match="does not come from"):
         appender(reader(GOOD)).skip({"offset": "3"})
     with pytest.raises(CheckpointMismatch, match="other options"):
@@ -237,7 +237,7 @@ def test_a_mark_of_others_is_refused() -> None:
 
 
 def test_unknown_columns_are_refused_unless_waived() -> None:
-    """A column that the log has no place for is an error, or is dropped if the user says so."""
+    """A column that the log has no place for is an error, or is dropped on request."""
     batch = pa.RecordBatch.from_pydict({"key": ["a"], "value": [b"1"], "x": [1]})
 
     with pytest.raises(InvalidChange, match="does not have") as caught:
@@ -247,7 +247,7 @@ def test_unknown_columns_are_refused_unless_waived() -> None:
 
 
 def test_what_an_input_has_grown_by_may_lack_the_op_field() -> None:
-    """That a row had it is known from the commit that is gone on from; another option's field is not."""
+    """An op field that the resumed commit has recorded may be missing in new rows. Another option's field may not."""
     fields = replace(BYTES, op_field="op", delete_value="D", checkpoint_field="day", ignore_unknown=True)
     begun = appender(reader(GOOD, fields), fields)
     with pytest.raises(InvalidChange, match="'op'"):
@@ -258,7 +258,7 @@ def test_what_an_input_has_grown_by_may_lack_the_op_field() -> None:
 
 
 def test_a_column_that_is_there_twice_is_refused() -> None:
-    """Which of them is meant nobody knows. One that is dropped may be there twice."""
+    """A repeated column is refused as ambiguous. A column that is dropped may be repeated."""
     columns = [pa.array([text]) for text in ("a", "1", "2", "3")]
     with pytest.raises(InvalidChange, match="'value' twice"):
         replace(BYTES, ignore_unknown=True).to_changes(

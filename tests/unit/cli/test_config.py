@@ -1,4 +1,4 @@
-"""The configuration: layers in order, nothing unknown, nothing contradictory, no secret shown."""
+"""The configuration merges its layers in order, refuses unknown and contradictory settings, and shows no secret."""
 
 import re
 from collections.abc import Callable
@@ -52,14 +52,14 @@ keep = 3
 
 
 def made(text: str = "", environment: dict[str, str] | None = None, flags: ConfigLayer | None = None) -> Config:
-    """The configuration of a file, an environment and flags."""
+    """Return the configuration of a file, an environment and flags."""
     return merge(
         [file_layer(text, "statelog.toml"), environment_layer(environment or {}), flags or ConfigLayer(origin="")]
     )
 
 
 def test_later_layers_win_key_by_key() -> None:
-    """Flags beat the environment, the environment the file, and tables are merged by key."""
+    """Flags override the environment, and the environment the file. Tables are merged by key."""
     environment = {"STATELOG_BOOTSTRAP": "env:1", "STATELOG_KAFKA__SASL_USERNAME": "env", "STATELOG_INTERVAL_S": "30"}
     flags = flag_layer({"bootstrap": "flag:1", "root": None}, ["sasl.username=flag"], ["key=1"])
     config = made(FILE, environment, flags)
@@ -75,7 +75,7 @@ def test_later_layers_win_key_by_key() -> None:
 
 
 def test_without_anything_the_defaults_hold() -> None:
-    """No layer says anything: three replicas, nothing waived, and an error that says where a broker may be named."""
+    """The defaults are three replicas and no waiver. The error for a missing broker says where to name one."""
     config = merge([])
 
     assert (config.replication_factor, config.allow_unsafe) == (3, ())
@@ -94,7 +94,7 @@ def test_without_anything_the_defaults_hold() -> None:
     ],
 )
 def test_an_unknown_key_is_refused_with_the_nearest(text: str, key: str, nearest: str) -> None:
-    """The error names the file, the key as it stands there, and the key that was meant."""
+    """The error names the file, the key as written, and the key that was probably meant."""
     with pytest.raises(ConfigError) as caught:
         made(text)
     assert caught.value.facts == {"file": "statelog.toml", "key": key}
@@ -102,7 +102,7 @@ def test_an_unknown_key_is_refused_with_the_nearest(text: str, key: str, nearest
 
 
 def test_a_misspelt_variable_is_refused_and_foreign_ones_are_not() -> None:
-    """Any unknown one is an error that names the likely one; what orchestrators and other programs set is ignored."""
+    """An unknown variable is an error that names the likely one. Other programs' variables are ignored."""
     for variable, likely in (
         ("STATELOG_BOOTSTRAPP", "STATELOG_BOOTSTRAP"),
         ("STATELOG_KAFKA_SASL_PASSWORD", "STATELOG_KAFKA__SASL_PASSWORD"),
@@ -129,12 +129,12 @@ def test_a_misspelt_variable_is_refused_and_foreign_ones_are_not() -> None:
 
 
 def test_an_empty_variable_is_not_set() -> None:
-    """What a container file leaves empty does not hide what the file says."""
+    """An empty environment variable does not hide the file's value."""
     assert made("root = '/file'", {"STATELOG_ROOT": ""}).root == "/file"
 
 
 def test_contradictions_are_refused_by_name() -> None:
-    """One origin must not name two brokers; two origins may, and the stronger wins."""
+    """One origin must not name two brokers. Two origins may, and the stronger one wins."""
     with pytest.raises(ConfigError, match=r"bootstrap and kafka\.bootstrap\.servers"):
         made("bootstrap = 'a:1'\n[kafka]\n'bootstrap.servers' = 'b:1'")
     flags = flag_layer({}, ["bootstrap.servers=b:1"], [])
@@ -154,14 +154,14 @@ def test_contradictions_are_refused_by_name() -> None:
     ],
 )
 def test_a_value_of_a_wrong_type_is_refused(text: str) -> None:
-    """Wrong types, and text that is not TOML, are configuration errors."""
+    """Values of wrong types, and text that is not TOML, are configuration errors."""
     with pytest.raises(ConfigError):
         made(text)
 
 
 @pytest.mark.parametrize("name", [key.path for key in KEYS.values()])
 def test_every_key_has_one_variable(name: str) -> None:
-    """Each key can be set by the environment, under its own name in capitals."""
+    """Each key can be set by the environment variable that has its name in capitals."""
     values = {"allow_unsafe": "min-insync", "materializer.jitter": "0.5", "materializer.engine": "spark"}
     key = KEYS[name]
     assert environment_layer({key.variable: values.get(name, "7")}).values.keys() == {name}
@@ -169,7 +169,7 @@ def test_every_key_has_one_variable(name: str) -> None:
 
 
 def test_no_secret_is_shown() -> None:
-    """Secrets of the tables, and credentials in URLs, are masked in repr and in the listing for people."""
+    """Secrets of the tables and credentials in URLs are masked in repr and in the listing for people."""
     config = merge(
         [
             flag_layer(
@@ -189,14 +189,14 @@ def test_no_secret_is_shown() -> None:
     [([f"={CANARY}"], []), ([CANARY], []), ([], [f"x={{{CANARY}"]), ([], [CANARY])],
 )
 def test_no_error_shows_a_value_of_the_free_tables(kafka: list[str], storage: list[str]) -> None:
-    """Even a flag that cannot be read is not repeated: it may be a secret in the wrong place."""
+    """An error never repeats a value, even of a flag that cannot be read: it may be a misplaced secret."""
     with pytest.raises(ConfigError) as caught:
         flag_layer({}, kafka, storage)
     assert CANARY not in str(caught.value)
 
 
 def test_what_is_said_of_one_log_is_stronger() -> None:
-    """Than what is said of all, also by a flag; other logs have nothing of it."""
+    """A log's own settings override the general ones, also as flags, and do not affect other logs."""
     text = "[materializer]\nkeep = 5\ninterval_s = 9\n[logs.orders]\ninterval_s = '1min'\nengine = 'spark'"
     config = made(text, flags=flag_layer({"materializer.interval_s": "20"}, [], []))
     orders = config.of_log("orders")
@@ -220,7 +220,7 @@ def test_what_is_said_of_one_log_is_stronger() -> None:
 def test_whoever_judges_a_log_does_it_by_its_own_settings(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, asked: str, typed: tuple[str, ...]
 ) -> None:
-    """As its rounds do: else a doctor, say, would find what the daemon was told to be content with."""
+    """Every command that judges a log uses the settings of that log, as its rounds do."""
     found: list[int] = []
 
     def judge(*arguments: object, **options: object) -> None:
@@ -256,7 +256,7 @@ def test_whoever_judges_a_log_does_it_by_its_own_settings(
     ],
 )
 def test_what_is_no_setting_of_a_log_is_refused(text: str, key: str, nearest: str) -> None:
-    """By its name, with what it may be."""
+    """An unknown setting of a log is refused by name, with the list of known ones."""
     with pytest.raises(ConfigError) as caught:
         made(text)
     assert caught.value.facts["key"] == key
@@ -264,7 +264,7 @@ def test_what_is_no_setting_of_a_log_is_refused(text: str, key: str, nearest: st
 
 
 def test_settings_of_the_materializer_follow() -> None:
-    """What was set arrives; an alarm age that nobody set is longer than the interval, whatever that is."""
+    """Configured settings reach the materializer. The default alarm age always exceeds the interval."""
     settings = materializer_settings(made("[materializer]\ninterval_s = '2h'\nkeep = 5\nmin_age_s = 0"))
 
     assert (settings.interval_s, settings.retention.keep, settings.retention.min_age_s) == (7200.0, 5, 0.0)
@@ -274,7 +274,7 @@ def test_settings_of_the_materializer_follow() -> None:
 
 
 def test_a_byte_order_mark_is_no_part_of_a_file(tmp_path: Path) -> None:
-    """Windows editors begin a file with one, a configuration as well as a secret."""
+    """A byte order mark is skipped at the beginning of a configuration file and of a secret file."""
     (tmp_path / "a.toml").write_text('root = "/r"\n', encoding="utf-8-sig")
     assert merge(config_layers(str(tmp_path / "a.toml"), {}, ConfigLayer(origin="x"))).root == "/r"
     (tmp_path / "secret").write_text("s\r\n", encoding="utf-8-sig")
@@ -282,7 +282,7 @@ def test_a_byte_order_mark_is_no_part_of_a_file(tmp_path: Path) -> None:
 
 
 def test_the_file_is_the_named_one_or_the_nearest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A named file must be there; else ./statelog.toml, else the user's own, else none."""
+    """A named file must exist. The fallbacks are ./statelog.toml, then the user's own file, then none."""
     monkeypatch.chdir(tmp_path)
     home = {"XDG_CONFIG_HOME": str(tmp_path / "home")}
     none = ConfigLayer(origin="")
@@ -304,7 +304,7 @@ def test_the_file_is_the_named_one_or_the_nearest(tmp_path: Path, monkeypatch: p
     [("30s", 30), ("500ms", 0.5), ("5min", 300), ("5m", 300), ("1.5h", 5400), ("2d", 172_800), (7, 7)],
 )
 def test_durations_have_units(text: object, seconds: float) -> None:
-    """A number is seconds; a text has a unit, or is seconds too."""
+    """A number is seconds. A text has a unit or is seconds, too."""
     assert duration_s(text) == seconds
 
 
@@ -312,7 +312,7 @@ def test_durations_have_units(text: object, seconds: float) -> None:
     ("text", "size"), [("512MiB", 512 << 20), ("64 KiB", 64 << 10), ("1GB", 10**9), ("1.5kib", 1536), ("9", 9), (9, 9)]
 )
 def test_sizes_have_units(text: object, size: int) -> None:
-    """A number is bytes; a text has a unit, or is bytes too."""
+    """A number is bytes. A text has a unit or is bytes, too."""
     assert size_bytes(text) == size
 
 
@@ -322,7 +322,7 @@ _NO_QUANTITIES = ["", "x", "-1s", "5 parsecs", "1e3s", None, True, float("nan"),
 
 @pytest.mark.parametrize("text", [*_NO_QUANTITIES, _HUGE * 2, 10**400, float("inf"), f"{_HUGE}d", f"{_HUGE}TiB"])
 def test_other_quantities_are_refused(text: object) -> None:
-    """What is no number with a known unit is neither a duration nor a size; nor is one that is too large."""
+    """A quantity that is too large, or is no number with a known unit, is neither a duration nor a size."""
     for read in (duration_s, size_bytes):
         if (read, text) != (duration_s, "0.3B"):
             with pytest.raises(StatelogError):
@@ -331,7 +331,7 @@ def test_other_quantities_are_refused(text: object) -> None:
 
 @pytest.mark.parametrize("command", [init_command, materialize_command], ids=lambda command: str(command.name))
 def test_an_error_names_the_flag_that_was_typed(command: click.Command) -> None:
-    """A value that a flag gives and nobody can read is refused with the flag's own name."""
+    """An unreadable value of a flag is refused with the flag's own name."""
     named = {one.name.removeprefix("key_of_").replace("__", "."): one for one in command.params if one.name}
     keys = set(named) & set(KEYS)
     assert len(keys) > 2
@@ -342,7 +342,7 @@ def test_an_error_names_the_flag_that_was_typed(command: click.Command) -> None:
 
 
 def test_whoever_has_no_home_needs_none(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """As in a container, under a number that nobody has: no file is looked for there, and a path from there is none."""
+    """A user without a home, as in a container, needs none. A path below the home is refused."""
 
     def nobody(_: int) -> None:
         raise KeyError
@@ -378,7 +378,7 @@ SECRETS = {"STATELOG_KAFKA__SASL_PASSWORD": CANARY}
 def test_a_found_file_gets_no_secret_of_another_place(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, environment: dict[str, str], flags: list[str]
 ) -> None:
-    """A directory's own file may not say where a secret of the environment or of a flag goes, unless it was named."""
+    """A found file may not redirect a secret of the environment or of a flag, unless the user named the file."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "statelog.toml").write_text(text)
     given = {**environment, "XDG_CONFIG_HOME": str(tmp_path)}
@@ -392,7 +392,8 @@ def test_a_found_file_gets_no_secret_of_another_place(
 
 
 def test_a_found_file_may_say_what_a_stronger_place_replaces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where the address comes with the secret, or the file holds both, or there is no secret, nothing is refused."""
+    """A found file may set an address if it holds the secret, a stronger layer sets the address, or no secret is set.
+    """
     monkeypatch.chdir(tmp_path)
     home = {"XDG_CONFIG_HOME": str(tmp_path)}
     for text, environment in (
@@ -406,7 +407,7 @@ def test_a_found_file_may_say_what_a_stronger_place_replaces(tmp_path: Path, mon
 
 
 def test_a_found_file_names_no_code_that_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whoever changes into a directory has not agreed to import what it says; who names its file has."""
+    """A found file must not name code to import. A file that the user named may."""
     monkeypatch.chdir(tmp_path)
     home = {"XDG_CONFIG_HOME": str(tmp_path)}
     (tmp_path / "statelog.toml").write_text("bootstrap = 'b:1'\n[kafka]\ntoken = 'evil.module:token'\n")
@@ -422,7 +423,7 @@ def test_a_found_file_names_no_code_that_runs(tmp_path: Path, monkeypatch: pytes
 
 
 def test_a_function_for_tokens_is_named_everywhere() -> None:
-    """In a file, by a variable, as an option; and its name, which is no secret, is listed."""
+    """A file, a variable or an option can name the token function. Its name is listed, since it is no secret."""
     for config in (
         made("[kafka]\ntoken = 'a.b:c'"),
         made("", {"STATELOG_KAFKA__TOKEN": "a.b:c"}),
@@ -451,7 +452,7 @@ def test_a_function_for_tokens_is_named_everywhere() -> None:
 def test_a_found_file_gets_no_token_of_the_machine(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, root: str, is_refused: bool
 ) -> None:
-    """Nor of its user: what Azure's and Google's clients find by themselves is no secret of the file's."""
+    """A found file gets no token that Azure's or Google's clients would find on the machine."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "statelog.toml").write_text(f"bootstrap = 'b:1'\nroot = '{root}'\n{text}")
     layers = partial(config_layers, None, {"XDG_CONFIG_HOME": str(tmp_path)}, flag_layer({}, [], []))
@@ -466,14 +467,14 @@ def test_a_found_file_gets_no_token_of_the_machine(
 
 @pytest.mark.parametrize(("owner", "mode", "why"), [(1001, 0o600, "another user"), (1000, 0o666, "every user")])
 def test_a_found_file_is_the_users_own(owner: int, mode: int, why: str) -> None:
-    """A file of another user, or that everybody may write, is not used; root's is."""
+    """A file that another user owns, or that everybody may write, is not used. Root's file is."""
     with pytest.raises(ConfigError, match=why):
         check_owner("statelog.toml", owner, mode, 1000)
     check_owner("statelog.toml", 0, 0o644, 1000)
 
 
 def test_what_is_read_is_what_was_found_to_be_the_users(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In a directory of others the name may be another file's in the next moment."""
+    """The file that was checked is the file that is read, even if the name is replaced in between."""
     monkeypatch.chdir(tmp_path)
     for name, owner in (("statelog.toml", "mine"), ("theirs.toml", "theirs")):
         Path(name).write_text(f"bootstrap = '{owner}:1'")
@@ -489,7 +490,7 @@ def test_what_is_read_is_what_was_found_to_be_the_users(tmp_path: Path, monkeypa
 
 
 def test_the_defaults_in_the_help_are_the_defaults() -> None:
-    """Whoever types what the help calls the default gets what nobody typed."""
+    """The defaults in the help texts are the actual defaults."""
     named = [(one.name or "", one.help or "") for one in materialize_command.params if isinstance(one, click.Option)]
     told = {name: found[1] for name, text in named if (found := re.search(r"Default (\w+)", text))}
     assert len(told) > 8

@@ -1,4 +1,4 @@
-"""`statelog copy`: where the copy is, what goes together, and what is printed."""
+"""`statelog copy` places the copy, refuses contradictory options, and prints its result."""
 
 import json
 from pathlib import Path
@@ -19,7 +19,7 @@ HERE = ("--bootstrap", "here:1", "--root", "s3://here/logs")
 
 @pytest.fixture
 def wheres(monkeypatch: pytest.MonkeyPatch) -> list[Where]:
-    """A log that every command opens, and the places of copies that were asked for: all are one other cluster's."""
+    """Return the requested places of copies. Every command opens one log, and all copies are on one other cluster."""
     asked: list[Where] = []
     twin, new = TwinLog(), twin_rig("copy", cluster=MemoryCluster(cluster_id="another"))
     twin.write({b"k": b"v"})
@@ -36,12 +36,12 @@ def wheres(monkeypatch: pytest.MonkeyPatch) -> list[Where]:
 
 
 def run(*arguments: str) -> Result:
-    """The command."""
+    """Run the command."""
     return CliRunner().invoke(program, ["copy", "log", "copy", *HERE, *arguments])
 
 
 def test_a_copy_is_told_what_it_did(wheres: list[Where]) -> None:
-    """Twice: with the state, and to finish. Programs read the same facts."""
+    """Both steps of a copy, with the state and to finish, print their facts. Programs read the same facts."""
     first = run()
     assert first.exit_code == OK, first.output
     assert "copy: copy" in first.stdout
@@ -54,7 +54,7 @@ def test_a_copy_is_told_what_it_did(wheres: list[Where]) -> None:
 
 
 def test_the_copy_may_leave_truncation_to_kafka(wheres: list[Where]) -> None:
-    """Where it has no DeleteRecords; said again it has to be the same."""
+    """A cluster without DeleteRecords uses retention instead. A later call must choose the same."""
     by_kafka = ("--truncation", "retention", "--retention-days", "3")
     assert run(*by_kafka).exit_code == OK
     assert run(*by_kafka, "--finish").exit_code == OK
@@ -63,7 +63,7 @@ def test_the_copy_may_leave_truncation_to_kafka(wheres: list[Where]) -> None:
 
 
 def test_the_copy_is_where_it_is_said_to_be(wheres: list[Where], tmp_path: Path) -> None:
-    """In a file, of which nothing but options is stronger; without one as the log."""
+    """The copy's place comes from its file, overridden only by options, and is the log's place by default."""
     there = tmp_path / "there.toml"
     there.write_text('bootstrap = "there:1"\nroot = "s3://there/logs"\n', encoding="utf-8")
     assert run("--to-config", str(there)).exit_code == OK
@@ -86,7 +86,7 @@ def test_the_copy_is_where_it_is_said_to_be(wheres: list[Where], tmp_path: Path)
     ],
 )
 def test_what_does_not_go_together_is_refused(wheres: list[Where], options: tuple[str, ...]) -> None:
-    """Before anything is opened."""
+    """Contradictory options are refused before anything is opened."""
     refused = run(*options)
     assert refused.exit_code == MISUSE
     assert "--as-copied only opens a copy" in refused.stderr
@@ -94,7 +94,7 @@ def test_what_does_not_go_together_is_refused(wheres: list[Where], options: tupl
 
 
 def test_a_copy_is_finished_without_its_log(wheres: list[Where]) -> None:
-    """Of which nothing is asked but its name."""
+    """Finishing as copied needs only the name of the log."""
     assert run("--no-verify").exit_code == OK
     done = run("--finish", "--as-copied")
     assert done.exit_code == OK, done.output

@@ -33,7 +33,7 @@ from tests.support.services.broker import container_environment
 
 @pytest.fixture
 def jars(tmp_path: Path) -> Path:
-    """A directory of two jars that are as pinned."""
+    """Return a directory of two jars that match their pins."""
     directory = tmp_path / "jars"
     directory.mkdir()
     (directory / "a-1.jar").write_bytes(b"a")
@@ -46,7 +46,7 @@ _PINS = {"x:a:1": sha256(b"a").hexdigest(), "x.y:b:2": sha256(b"b").hexdigest()}
 
 @pytest.fixture
 def sleeper(tmp_path: Path) -> Iterator[ProcessId]:
-    """A process that ignores SIGTERM, once it has said so in its log."""
+    """Start a process that ignores SIGTERM, and wait until its log says so."""
     program = "import signal, time; signal.signal(15, signal.SIG_IGN); print('up', flush=True); time.sleep(600)"
     log = tmp_path / "log"
     spawned = process.spawn([sys.executable, "-c", program], tmp_path, log)
@@ -57,7 +57,7 @@ def sleeper(tmp_path: Path) -> Iterator[ProcessId]:
 
 @pytest.fixture
 def fake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> EmbeddedBroker:
-    """A broker whose Java only sleeps."""
+    """Return a broker whose Java only sleeps."""
 
     def command(*_: object) -> list[str]:
         return [sys.executable, "-c", "import time; time.sleep(600)"]
@@ -74,7 +74,7 @@ def fake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> EmbeddedBroker:
 def test_a_start_that_is_interrupted_leaves_no_process(
     fake: EmbeddedBroker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It is in a session of its own, which hears no Ctrl-C."""
+    """An interrupted start leaves no process, even though the process is in its own session and gets no Ctrl-C."""
 
     def interrupt(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
@@ -90,7 +90,7 @@ def test_a_start_that_is_interrupted_leaves_no_process(
 def test_a_directory_that_is_not_formatted_in_time_is_told(
     fake: EmbeddedBroker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As a broker that cannot be had."""
+    """A directory that is not formatted in time is reported as an unavailable broker."""
     monkeypatch.setattr("statelog.testing.broker._FORMAT_TIMEOUT_S", 0.1)
     with pytest.raises(BrokerUnavailable, match="could not be formatted"):
         fake.start()
@@ -98,13 +98,13 @@ def test_a_directory_that_is_not_formatted_in_time_is_told(
 
 
 def test_pinned_jars_are_accepted(jars: Path) -> None:
-    """Exactly the pinned jars pass."""
+    """Exactly the pinned jars are accepted."""
     check_jars(jars, _PINS)
 
 
 @pytest.mark.parametrize("fact", ["missing", "extra", "changed"])
 def test_other_jars_are_refused(jars: Path, fact: str) -> None:
-    """A jar that is missing, extra or changed is a typed error that names it."""
+    """A missing, extra or changed jar is a typed error that names it."""
     if fact == "missing":
         (jars / "b-2.jar").unlink()
     else:
@@ -116,14 +116,14 @@ def test_other_jars_are_refused(jars: Path, fact: str) -> None:
 
 
 def test_damaged_jars_are_found_at_every_start(tmp_path: Path) -> None:
-    """A directory of jars that exists already is checked again before it is used."""
+    """An existing directory of jars is checked again at every start."""
     (tmp_path / f"kafka-{KAFKA_VERSION}").mkdir()
     with pytest.raises(Corrupt):
         ensure_jars(tmp_path)
 
 
 def _served(coordinates: str, directory: Path) -> Path:
-    """A fetch of what is pinned: the artifact's name is in the jar."""
+    """Fetch a pinned artifact as a jar that holds its name."""
     jar = directory / coordinates.replace(":", "/") / "some.jar"
     jar.parent.mkdir(parents=True)
     jar.write_text(coordinates.split(":")[1])
@@ -131,7 +131,7 @@ def _served(coordinates: str, directory: Path) -> Path:
 
 
 def test_fetched_jars_are_those_that_are_pinned(tmp_path: Path) -> None:
-    """They lie in one directory under their own names, and nothing else is left."""
+    """Fetched jars lie in one directory under their own names, and nothing else is left."""
     fetch_jars(tmp_path / "jars", _PINS, fetch=_served)
     assert sorted(str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*")) == [
         "jars",
@@ -141,7 +141,7 @@ def test_fetched_jars_are_those_that_are_pinned(tmp_path: Path) -> None:
 
 
 def test_other_jars_than_the_pinned_ones_are_not_kept(tmp_path: Path) -> None:
-    """What a mirror serves instead is Corrupt, and nothing is left of it."""
+    """A mirror that serves other jars raises Corrupt, and nothing of them is left."""
     with pytest.raises(Corrupt, match=r"a-1\.jar"):
         fetch_jars(tmp_path / "jars", {**_PINS, "x:a:1": "0" * 64}, fetch=_served)
     assert list(tmp_path.iterdir()) == []
@@ -158,7 +158,7 @@ def test_a_failed_fetch_leaves_nothing(tmp_path: Path, monkeypatch: pytest.Monke
 
 
 def test_pins_name_the_broker_itself() -> None:
-    """The checked-in list pins the broker of the version that it is asked for, with whole checksums."""
+    """The checked-in list pins the broker of the requested version, with whole checksums."""
     pins = parse_pins((SOURCE / "testing" / "jars.sha256").read_text("ascii"))
     assert f"org.apache.kafka:kafka_2.13:{KAFKA_VERSION}" in pins
     assert {len(checksum) for checksum in pins.values()} == {64}
@@ -187,7 +187,7 @@ def _fake_java(home: Path, said: str) -> None:
 
 
 def test_java_home_decides(tmp_path: Path) -> None:
-    """The Java that JAVA_HOME names is taken, whatever is on the path."""
+    """The Java that JAVA_HOME names is used, whatever is on the path."""
     _fake_java(tmp_path, 'openjdk version "21.0.1"')
     found = node.find_java({"JAVA_HOME": str(tmp_path), "PATH": os.environ["PATH"]})
     assert found == tmp_path / "bin" / "java"
@@ -202,7 +202,7 @@ def test_an_old_java_is_refused(tmp_path: Path) -> None:
 
 
 def test_no_java_is_a_configuration_error(tmp_path: Path) -> None:
-    """Without any Java the error says what to install."""
+    """Without any Java, the error says what to install."""
     with pytest.raises(ConfigError, match=r"no Java was found.*Install a Java"):
         node.find_java({"PATH": str(tmp_path)})
 
@@ -223,7 +223,7 @@ def test_settings_become_files_and_variables() -> None:
 
 
 def test_a_process_that_ignores_sigterm_is_killed(sleeper: ProcessId) -> None:
-    """End returns only when the process is gone, and it insists."""
+    """Ending a process kills it if SIGTERM does not, and returns only when it is gone."""
     assert process.is_alive(sleeper)
     process.end(sleeper, timeout_s=0.2)
     assert not process.is_alive(sleeper)
@@ -231,7 +231,7 @@ def test_a_process_that_ignores_sigterm_is_killed(sleeper: ProcessId) -> None:
 
 
 def test_a_reused_process_id_is_another_process(sleeper: ProcessId) -> None:
-    """A process of the same id and another start time is not ours: it counts as dead and is never signalled."""
+    """A process with the same id and another start time is foreign: it is never signalled, and ours counts as dead."""
     other = ProcessId(pid=sleeper.pid, started="0")
     assert not process.is_alive(other)
     process.end(other, timeout_s=0.0)
@@ -240,7 +240,7 @@ def test_a_reused_process_id_is_another_process(sleeper: ProcessId) -> None:
 
 
 def test_the_note_of_a_dead_broker_does_not_count(tmp_path: Path, sleeper: ProcessId) -> None:
-    """A note is believed while its process lives, and not after."""
+    """A note is valid only while its process lives."""
     note = RunningBroker(pid=sleeper.pid, process_started=sleeper.started, port=1, kafka_version="x")
     dev.note_running(tmp_path, note)
     assert dev.read_running(tmp_path) == note
@@ -250,7 +250,7 @@ def test_the_note_of_a_dead_broker_does_not_count(tmp_path: Path, sleeper: Proce
 
 @pytest.mark.parametrize("text", ["", "[]", "{}", "null", '{"pid": 1', '{"unknown": 1}'])
 def test_an_unreadable_note_is_no_note(tmp_path: Path, text: str) -> None:
-    """Whatever stands in a damaged note, there is no broker."""
+    """A damaged note means that no broker runs."""
     (tmp_path / "running.json").write_text(text, encoding="ascii")
     assert dev.read_running(tmp_path) is None
 
@@ -265,7 +265,7 @@ def test_a_taken_port_is_a_configuration_error(tmp_path: Path) -> None:
 
 
 def test_another_port_than_the_running_one_is_refused(tmp_path: Path, sleeper: ProcessId) -> None:
-    """A second start on another port says which one runs; without a port, or with any, it finds the running one."""
+    """A second start on another port says which one runs. Without a port, or with any, it finds the running broker."""
     note = RunningBroker(pid=sleeper.pid, process_started=sleeper.started, port=4711, kafka_version="x")
     dev.note_running(tmp_path, note)
     with pytest.raises(ConfigError, match="running_port=4711"):
@@ -276,7 +276,7 @@ def test_another_port_than_the_running_one_is_refused(tmp_path: Path, sleeper: P
 
 
 def test_status_and_stop_without_a_broker(tmp_path: Path) -> None:
-    """Where nothing was ever started, status says so, stop has nothing to do, and neither makes a directory."""
+    """Without a broker, `status` says so and `stop` does nothing. Neither makes a directory."""
     directory = tmp_path / "none"
     assert not dev.stop(directory)
     seen = dev.status(directory)
@@ -285,13 +285,13 @@ def test_status_and_stop_without_a_broker(tmp_path: Path) -> None:
 
 
 def test_waiting_ends_with_the_process() -> None:
-    """Nobody waits for a broker whose process is gone."""
+    """Waiting ends when the broker's process is gone."""
     with pytest.raises(BrokerUnavailable, match="ended before it was ready"):
         wait_until_ready(f"127.0.0.1:{free_port()}", 60.0, still_alive=lambda: False)
 
 
 def test_waiting_ends_in_time() -> None:
-    """Waiting asks at least once, and gives up when its clock says so."""
+    """Waiting asks at least once, and ends when its time is over."""
     ticks = iter([0.0, 100.0])
     with pytest.raises(BrokerUnavailable, match="in time"):
         wait_until_ready(f"127.0.0.1:{free_port()}", 60.0, clock=lambda: next(ticks))
@@ -302,7 +302,7 @@ def test_waiting_ends_in_time() -> None:
 
 
 def test_the_lock_keeps_other_processes_out(tmp_path: Path) -> None:
-    """While one holds the lock another process cannot take it, and can afterwards."""
+    """No other process can take the lock until it is released."""
     lock = tmp_path / "lock"
     attempt = f"import fcntl; fcntl.flock(open({str(lock)!r}, 'ab'), fcntl.LOCK_EX | fcntl.LOCK_NB)"
     command = [sys.executable, "-c", attempt]
@@ -312,7 +312,7 @@ def test_the_lock_keeps_other_processes_out(tmp_path: Path) -> None:
 
 
 def test_the_cache_directory_follows_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """XDG_CACHE_HOME moves the broker; without it, it is below the home directory."""
+    """XDG_CACHE_HOME moves the broker's directory. The default is below the home directory."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     assert cache_directory() == tmp_path / "statelog" / "dev"
     monkeypatch.setenv("XDG_CACHE_HOME", "")
@@ -324,7 +324,7 @@ def test_the_cache_directory_follows_the_environment(tmp_path: Path, monkeypatch
 def test_what_start_prints_is_where_the_broker_is(
     given: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What `statelog dev start` prints to paste, variables or file, is the `Where` of its broker, and of a root."""
+    """The output of `statelog dev start`, as variables or as a file, makes the `Where` of its broker and root."""
     started = DevBroker(
         bootstrap="127.0.0.1:4001",
         pid=1,

@@ -1,4 +1,4 @@
-"""`statelog diff`: the keys that differ between two states, with both values, and no key that is as it was."""
+"""`statelog diff` prints the keys that differ between two states, with both values."""
 
 import json
 from pathlib import Path
@@ -26,7 +26,7 @@ NEWER = (
 
 @pytest.fixture
 def twin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> TwinLog:
-    """A log whose keys come, go, change, and are written as they were; its snapshot lies in the middle."""
+    """Return a log with added, removed, changed and rewritten keys, and a snapshot in the middle."""
     twin = TwinLog()
     twin.write({b"stays": b"1", b"goes": b"1", b"changes": b"1"})
     with twin.open() as log:
@@ -39,12 +39,12 @@ def twin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> TwinLog:
 
 
 def run(*arguments: object) -> Result:
-    """The command."""
+    """Run the command."""
     return CliRunner().invoke(program, ["diff", "log", *map(str, arguments), *HERE])
 
 
 def diff(*arguments: object) -> tuple[dict[str, tuple[Any, ...]], dict[str, Any]]:
-    """The keys that differ, and the last line."""
+    """Return the keys that differ, and the last line."""
     result = run("--json", *arguments)
     assert result.exit_code == OK, result.output
     *rows, end = [json.loads(line) for line in result.stdout.splitlines()]
@@ -52,13 +52,16 @@ def diff(*arguments: object) -> tuple[dict[str, tuple[Any, ...]], dict[str, Any]
 
 
 def middle(twin: TwinLog) -> int:
-    """The position of the snapshot."""
+    """Return the position of the snapshot."""
     with twin.open() as log:
         return log.manifests.read(1).position
 
 
 def test_what_differs(twin: TwinLog) -> None:
-    """Is added, removed or changed; what came and went in between, or is as it was, is not told."""
+    """A key is added, removed or changed.
+
+    Keys that came and went in between, or were rewritten unchanged, are left out.
+    """
     rows, end = diff(middle(twin))
     assert rows == {
         "goes": ("removed", "1", None),
@@ -74,7 +77,7 @@ def test_what_differs(twin: TwinLog) -> None:
 
 
 def test_from_the_beginning_and_of_nothing(twin: TwinLog) -> None:
-    """Everything was added, up to an end; between a state and itself there is nothing."""
+    """From the beginning to an end every key is added. A state does not differ from itself."""
     rows, _ = diff(0, middle(twin))
     assert {kind for kind, _, _ in rows.values()} == {"added"}
     assert rows.keys() == {"stays", "goes", "changes"}
@@ -84,7 +87,7 @@ def test_from_the_beginning_and_of_nothing(twin: TwinLog) -> None:
 
 
 def test_a_difference_is_a_line(twin: TwinLog) -> None:
-    """Whatever lines a key or a value has."""
+    """Each difference is one line, even if a key or a value has several."""
     before = run(0).stdout.count("\n")
     twin.write({b"two\n+ lines": b"a\nb"})
     printed = run(0).stdout
@@ -93,7 +96,7 @@ def test_a_difference_is_a_line(twin: TwinLog) -> None:
 
 
 def test_what_cannot_be_compared(twin: TwinLog, tmp_path: Path) -> None:
-    """No state, an end before the beginning, and what the log holds no more."""
+    """A missing state, an end before the beginning, and truncated positions are refused."""
     assert run("oldest").exit_code == MISUSE
     assert run(middle(twin), 1).exit_code == MISUSE
     for number in range(2):
@@ -105,7 +108,7 @@ def test_what_cannot_be_compared(twin: TwinLog, tmp_path: Path) -> None:
 
 
 def test_typed_values_of_two_schemas() -> None:
-    """An old value is compared in the newest schema: a field that came with its default is no difference."""
+    """An old value is compared in the newest schema: a new field with its default is no difference."""
     rig = twin_rig("typed")
     with rig.create(partitions=2, key_type="string", value_schema=USER) as log, Writer(log, "w") as out:
         out.put("a", {"visits": 1})

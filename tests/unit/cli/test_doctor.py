@@ -1,4 +1,4 @@
-"""`statelog doctor`: how it is called, and what it exits with."""
+"""`statelog doctor` reads its arguments and maps severities to exit codes."""
 
 import click
 import pytest
@@ -20,16 +20,16 @@ from statelog.operate.finding import Severity
     ],
 )
 def test_kafka_alone_is_no_setting(typed: str, settings: tuple[str, ...]) -> None:
-    """With NAME=VALUE behind it, it is one, as for every command."""
+    """`--kafka` alone selects the cluster. Followed by NAME=VALUE it is a setting, as in every command."""
     assert command.make_context("doctor", typed.split()).params["kafka"] == settings
 
 
 def test_what_is_no_setting_is_refused() -> None:
-    """A name alone is neither."""
+    """A name without a value is no setting."""
     with pytest.raises(click.UsageError, match="unexpected extra argument"):
         command.make_context("doctor", ["--kafka", "visits"])
 
 
 def test_exit_codes() -> None:
-    """Each severity has the code that scripts know of the command's errors."""
+    """Each severity has the exit code of the corresponding error."""
     assert [EXIT_CODES[severity] for severity in Severity] == [0, 0, 2, 4, 6]

@@ -1,4 +1,4 @@
-"""What the pages for operators say of the command is what the command has."""
+"""The pages for operators describe the command as it is."""
 
 import re
 from pathlib import Path
@@ -15,10 +15,10 @@ _PAGES = [DOCS / "cli.md", DOCS / "guide" / "daemon.md", DOCS / "security.md", D
 
 
 def _options() -> set[str]:
-    """Every option of every command."""
+    """Return every option of every command."""
     context = click.Context(
         program, **program.context_settings
-    )  # The program keeps its help option once it was asked for.
+    )  # The program retains its help option once it was asked for.
     found: set[str] = set()
     waiting: list[click.Command] = [program]
     while waiting:
@@ -33,13 +33,13 @@ def _options() -> set[str]:
 
 @pytest.mark.parametrize("page", _PAGES, ids=lambda page: page.stem)
 def test_options_that_a_page_names_are_there(page: Path) -> None:
-    """Each `--option` in the text or in a line for a shell is one of the command's."""
+    """Each `--option` in the text or in a shell line of a page exists."""
     named = set(re.findall(r"(?<![\w-])--[a-z][a-z-]*", page.read_text(encoding="utf-8")))
     assert named - _options() == set()
 
 
 def test_events_that_the_daemon_guide_names_are_there() -> None:
-    """Each event in the table of what to watch is one that the daemon tells."""
+    """Each event in the guide's table of what to watch is one that the daemon emits."""
     page = (DOCS / "guide" / "daemon.md").read_text(encoding="utf-8")
     _, _, table = page.partition("## What to watch")
     named = set(re.findall(r"^\| `([a-z-]+)`", table, re.MULTILINE))
@@ -48,7 +48,7 @@ def test_events_that_the_daemon_guide_names_are_there() -> None:
 
 
 def test_loggers_that_the_daemon_guide_names_are_there() -> None:
-    """Each logger in its table is one that the source asks for, and none is left out."""
+    """The guide's table of loggers is complete and names no logger that the source does not use."""
     page = (DOCS / "guide" / "daemon.md").read_text(encoding="utf-8")
     named = set(re.findall(r"^\| `(statelog\.\w+)`", page, re.MULTILINE))
     sources = [path.read_text(encoding="utf-8") for path in SOURCE.rglob("*.py")]

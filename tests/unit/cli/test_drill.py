@@ -1,4 +1,4 @@
-"""`statelog drill` and `statelog verify`: what is printed, and what they exit with."""
+"""`statelog drill` and `statelog verify` print their results and set the exit code."""
 
 import json
 from pathlib import Path
@@ -19,7 +19,7 @@ HERE = ("--bootstrap", "here:1", "--root", "s3://here/logs")
 
 @pytest.fixture
 def twin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> TwinLog:
-    """A log with a snapshot and a tail that every command opens."""
+    """Return a log with a snapshot and a tail that every command opens."""
     twin = rolled_up(tmp_path)
 
     commands_open(twin, monkeypatch)
@@ -27,12 +27,12 @@ def twin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> TwinLog:
 
 
 def run(command: str, *arguments: object) -> Result:
-    """The command."""
+    """Run the command."""
     return CliRunner().invoke(program, [command, "log", *HERE, *map(str, arguments)])
 
 
 def facts(command: str, *arguments: object) -> dict[str, Any]:
-    """What it printed, for programs."""
+    """Return the facts that the command printed for programs."""
     result = run(command, "--json", *arguments)
     assert result.exit_code == OK, result.output
     found: dict[str, Any] = json.loads(result.stdout)
@@ -40,7 +40,7 @@ def facts(command: str, *arguments: object) -> dict[str, Any]:
 
 
 def test_a_drill_says_how_long_and_from_what(twin: TwinLog) -> None:
-    """With the digests of both ways, which verify prints, too."""
+    """A drill reports its duration and source, and the digests of both ways, as `verify` does."""
     found = facts("drill")
     assert found["restore_s"] > 0
     assert found["compared_s"] > 0
@@ -50,7 +50,7 @@ def test_a_drill_says_how_long_and_from_what(twin: TwinLog) -> None:
 
 
 def test_a_difference_is_printed_and_damage(twin: TwinLog, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What was measured, on standard output, and what differs, on the other."""
+    """Measurements go to standard output, and differences to standard error."""
 
     def differ(_: Drilled) -> None:
         from statelog.errors import Corrupt
@@ -65,7 +65,7 @@ def test_a_difference_is_printed_and_damage(twin: TwinLog, monkeypatch: pytest.M
 
 
 def test_an_earlier_state_is_verified(twin: TwinLog) -> None:
-    """Its digest is another one; no lease is left."""
+    """An earlier state has another digest, and verifying it leaves no lease."""
     with twin.open() as log:
         position = log.manifests.read(1).position
     now, then = facts("verify"), facts("verify", "--at-position", position, "--no-lease")
@@ -76,7 +76,7 @@ def test_an_earlier_state_is_verified(twin: TwinLog) -> None:
 
 @pytest.mark.usefixtures("busy_ledger")
 def test_damage_ends_it(twin: TwinLog) -> None:
-    """With the code that scripts know."""
+    """Damage ends the command with the exit code for damage."""
     end = twin.cluster.log("log", 0).end
     twin.cluster.spoil("log", 0, end - 1, end)
     assert run("verify").exit_code == DAMAGED
@@ -86,7 +86,7 @@ def test_damage_ends_it(twin: TwinLog) -> None:
 def test_what_holds_for_a_process_is_not_said_of_one_of_its_logs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, setting: str
 ) -> None:
-    """It was not heard: a log that was to be drilled was not, and nobody was told."""
+    """A setting of the whole process is refused in the table of a single log."""
 
     def end_at_once(_: Fleet) -> None:
         pass

@@ -1,4 +1,4 @@
-"""The engine that the configuration names."""
+"""The configuration chooses the engine."""
 
 import pytest
 
@@ -9,12 +9,12 @@ from statelog.materializer.engine import LocalEngine
 
 
 def test_this_process_works_unless_another_engine_is_named() -> None:
-    """Without the key nothing of Spark's is loaded."""
+    """Without the key, this process does the work, and nothing of Spark's is loaded."""
     assert engine_for(Config(), "log") is LocalEngine
     assert engine_for(merge([environment_layer({"STATELOG_ENGINE": "local"})]), "log") is LocalEngine
 
 
 def test_an_unknown_engine_is_refused() -> None:
-    """By name, with the known ones."""
+    """An unknown engine is refused by name, with the known ones."""
     with pytest.raises(ConfigError, match="local, spark"):
         environment_layer({"STATELOG_ENGINE": "flink"})

@@ -37,7 +37,7 @@ ROOT = Path(__file__).parents[3]
 
 
 def test_a_question_shows_no_secret() -> None:
-    """Of a root that is refused for what is in it, but only once it is opened."""
+    """A question masks the credentials of a root that would be refused only when it is opened."""
     typed = ["delete", "log", "--bootstrap", "b:1", "--root", "s3://key:canary-4711@bucket/logs"]
     asked = CliRunner().invoke(program, typed, input="another\n")
     assert asked.exit_code == output.MISUSE
@@ -54,12 +54,12 @@ def test_a_question_shows_no_secret() -> None:
     ],
 )  # fmt: skip
 def test_an_error_has_its_code(kind: type[StatelogError], code: int) -> None:
-    """Each branch of the tree of errors has the code of the table."""
+    """Each branch of the error tree has the exit code of the table."""
     assert exit_code(kind("x")) == code
 
 
 def test_only_damage_has_the_code_of_damage() -> None:
-    """No error outside of Damaged exits with 6, and every error inside does."""
+    """Only errors below Damaged exit with 6, and each of them does."""
     kinds = [one for _, one in inspect.getmembers(errors, inspect.isclass) if issubclass(one, StatelogError)]
     assert {one for one in kinds if exit_code(one("x")) == 6} == {
         one for one in kinds if issubclass(one, errors.Damaged)
@@ -67,14 +67,14 @@ def test_only_damage_has_the_code_of_damage() -> None:
 
 
 def test_the_table_is_documented() -> None:
-    """The page of the command line has every code."""
+    """The page of the command line lists every code."""
     page = (ROOT / "docs" / "cli.md").read_text(encoding="utf-8")
     codes = {value for name, value in vars(output).items() if re.match("[A-Z]", name) and type(value) is int}
     assert {int(found) for found in re.findall(r"^\| (\d+) \|", page, re.MULTILINE)} == codes
 
 
 def test_every_command_loads_and_helps() -> None:
-    """Each command of the overview is there, and says what it is for."""
+    """Each command of the overview exists and describes itself."""
     for name in COMMANDS:
         result = CliRunner().invoke(program, [name, "--help"])
         assert (name, result.exit_code) == (name, 0)
@@ -82,7 +82,7 @@ def test_every_command_loads_and_helps() -> None:
 
 
 def test_the_help_of_get_and_follow_says_what_is_not_seen() -> None:
-    """How a negative number is given, and what is the case without an option."""
+    """The help texts say how a negative number is given, and the default without an option."""
     texts = {name: CliRunner().invoke(program, [name, "--help"]).output for name in ("get", "follow", "recover")}
     assert "Put `--` before negative numbers." in " ".join(texts["get"].split())
     assert all("[default: lease]" in " ".join(text.split()) for text in texts.values())
@@ -90,7 +90,7 @@ def test_the_help_of_get_and_follow_says_what_is_not_seen() -> None:
 
 @pytest.mark.parametrize("args", [["nope"], ["recover"], ["init", "x", "--partitions", "many"]])
 def test_a_wrong_call_is_misuse(args: list[str]) -> None:
-    """Wrong arguments exit with 2, as text or, if asked for, as JSON."""
+    """Wrong arguments exit with 2, as text or, on request, as JSON."""
     assert CliRunner().invoke(program, args).exit_code == 2
     result = CliRunner().invoke(program, [*args, "--json"])
     assert result.exit_code == 2
@@ -98,7 +98,7 @@ def test_a_wrong_call_is_misuse(args: list[str]) -> None:
 
 
 def test_without_a_broker_the_way_out_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """A newcomer who forgot the address is told how to get one."""
+    """The error for a missing address says how to get a broker."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
     monkeypatch.delenv("STATELOG_BOOTSTRAP", raising=False)
@@ -112,12 +112,12 @@ def test_without_a_broker_the_way_out_is_named(monkeypatch: pytest.MonkeyPatch, 
 
 @pytest.mark.parametrize("args", [["version"], ["--help"]])
 def test_a_short_command_loads_no_room(args: list[str]) -> None:
-    """Versions and help come without Arrow, and without any room but this one."""
+    """Version and help load neither Arrow nor any package but the command line's."""
     code = (
         "import sys\nfrom statelog.cli import main\ntry: main()\nexcept SystemExit: pass\n"
         "print(sorted({name for name in sys.modules if name in ('pyarrow', 'numpy', 'statelog.log')}))"
     )
-    # A process of its own does not know pytest's path.
+    # The new process does not inherit pytest's path.
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     command = [sys.executable, "-c", code, *args]
     done = subprocess.run(command, capture_output=True, text=True, check=True, env=environment)
@@ -125,13 +125,13 @@ def test_a_short_command_loads_no_room(args: list[str]) -> None:
 
 
 def test_versions_are_json_for_programs() -> None:
-    """Version prints one JSON object when asked to."""
+    """`version` prints one JSON object on request."""
     found = json.loads(CliRunner().invoke(program, ["version", "--json"]).stdout)
     assert {"statelog", "librdkafka", "pyarrow", "python"} <= found.keys()
 
 
 def test_an_error_has_what_where_and_what_to_do(capsys: pytest.CaptureFixture[str]) -> None:
-    """People read message, facts and hint, one a line; programs get the same as JSON. Both on standard error."""
+    """An error on standard error has message, facts and hint, one a line. Programs get the same as JSON."""
     error = NotFound("no such thing", hint="Make it", log="x", offset=3)
     Output(as_json=False).error(error)
     out, err = capsys.readouterr()
@@ -155,7 +155,7 @@ REPORT = Report(
 
 
 def test_a_report_is_plain_lines_or_json(capsys: pytest.CaptureFixture[str]) -> None:
-    """Away from a terminal, people get lines with units, and programs bare numbers."""
+    """Away from a terminal, people get lines with units, and programs get bare numbers."""
     Output(as_json=False).report(REPORT)
     assert capsys.readouterr().out.splitlines() == [
         "size bytes: 2.0 KiB", "name: a\\x1b[31m", "missing: -", "", "rows:", "key\tn", "k\t1,000",
@@ -167,18 +167,18 @@ def test_a_report_is_plain_lines_or_json(capsys: pytest.CaptureFixture[str]) -> 
 
 
 def test_no_text_ends_its_line_or_its_column(capsys: pytest.CaptureFixture[str]) -> None:
-    """A key or a value of two lines is a row all the same."""
+    """A key or a value that contains line ends is one row."""
     Output(as_json=False).report(Report("t", {"log": "a\nb"}, (Listing("rows", ("key", "value"), [("k\nx", "v\t1")]),)))
     assert capsys.readouterr().out.splitlines() == ["log: a\\nb", "", "rows:", "key\tvalue", "k\\nx\tv\\t1"]
 
 
 def test_control_characters_do_not_reach_a_terminal() -> None:
-    """Text of logs and inputs is shown with its control characters escaped."""
+    """Control characters in texts of logs and inputs are escaped."""
     assert clean("a\x1b]0;x\x07\nb\tc é") == "a\\x1b]0;x\\x07\nb\tc é"
 
 
 def test_progress_is_a_line_now_and_then() -> None:
-    """Away from a terminal, progress is at most one line per interval."""
+    """Away from a terminal, progress is at most one line in an interval."""
     now = [0.0]
     lines: list[str] = []
     with PlainBar("load", interval_s=5.0, clock=lambda: now[0], echo=lines.append) as bar:
@@ -189,7 +189,7 @@ def test_progress_is_a_line_now_and_then() -> None:
 
 
 def test_a_root_that_ends_with_the_command_is_refused() -> None:
-    """It would leave two topics behind and nothing else: exit code 2, before anything is made."""
+    """A root that ends with the command exits with 2 before anything is made: two orphaned topics would remain."""
     result = CliRunner().invoke(program, ["init", "x", "--bootstrap", "127.0.0.1:1", "--root", "memory://x"])
     assert result.exit_code == 2
     assert "a root in memory is lost when this command ends" in result.stderr

@@ -1,4 +1,4 @@
-"""Hints on the command line name its options, and no parameters of Python."""
+"""Hints on the command line name its options, and no Python parameters."""
 
 import ast
 import re
@@ -34,7 +34,7 @@ OF_PROGRAMS = {"checkpoint_id=", "kafka=", "grant=", "directory_mode=", "preserv
 
 
 def hints() -> Iterator[str]:
-    """Every text in the rooms below the command line that is a hint, or part of one."""
+    """Return every text below the command line that is a hint, or part of one."""
     for room in ROOMS:
         for path in (SOURCE / room).rglob("*.py"):
             for node in ast.walk(ast.parse(path.read_text("utf-8"))):
@@ -51,7 +51,7 @@ def hints() -> Iterator[str]:
 
 
 def options() -> set[str]:
-    """Every option of every command."""
+    """Return every option of every command."""
     with program.make_context("statelog", ["version"]) as context:
         commands = [program.get_command(context, name) for name in program.list_commands(context)]
     commands += [one for command in commands if isinstance(command, click.Group) for one in command.commands.values()]
@@ -59,7 +59,7 @@ def options() -> set[str]:
 
 
 def test_no_hint_names_a_parameter() -> None:
-    """Whatever hint the library gives, a person at a terminal can type it."""
+    """Every hint of the library can be typed on the command line."""
     typed = [as_typed(hint + "x" if hint.endswith("=") else hint) for hint in hints()]
     assert len(typed) > 100
     assert {name for hint in typed for name in _PARAMETER.findall(hint)} <= OF_PROGRAMS
@@ -84,12 +84,12 @@ def test_no_hint_names_a_parameter() -> None:
     ],
 )
 def test_hints(hint: str, typed: str) -> None:
-    """Values are written as options take them."""
+    """Hints write values as options take them."""
     assert as_typed(hint) == typed
 
 
 def test_what_is_unsafe_is_waived_by_an_option() -> None:
-    """All names at once, as the option takes them."""
+    """A hint gives all names of waivers at once, as the option takes them."""
     with pytest.raises(UnsafeTopic) as caught:
         check_topic(TopicSpec(name="t", partitions=1, replication_factor=1), TopicRole.DATA, frozenset())
     assert "; on a test cluster, waive by name: --allow-unsafe " in as_typed(caught.value.hint)

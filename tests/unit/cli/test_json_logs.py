@@ -1,4 +1,4 @@
-"""The command on a log of JSON values: it prints JSON, and appends it."""
+"""The command prints and appends JSON on a log of JSON values."""
 
 import json
 import re
@@ -26,7 +26,7 @@ LINES: list[dict[str, Any]] = [
 
 @pytest.fixture
 def rig(monkeypatch: pytest.MonkeyPatch) -> LogRig:
-    """A log of JSON values, which every command opens."""
+    """Return a log of JSON values that every command opens."""
     rig = twin_rig("log")
     statelog.open("log", rig.where(), create=LogOptions(key_type="string", value_type="json")).close()
     commands_open(rig, monkeypatch)
@@ -34,7 +34,7 @@ def rig(monkeypatch: pytest.MonkeyPatch) -> LogRig:
 
 
 def run(*arguments: object, stdin: str | None = None) -> Result:
-    """The command."""
+    """Run the command."""
     command, *rest = map(str, arguments)
     return CliRunner().invoke(program, [command, "log", *rest, *HERE], input=stdin)
 
@@ -46,7 +46,7 @@ def append(*lines: object) -> Result:
 
 
 def test_lines_come_back(rig: LogRig) -> None:
-    """What `recover --to-json` prints is what `append` read: values, and no text of them."""
+    """`recover --to-json` prints the values that `append` read, and not their text."""
     assert append(*LINES).exit_code == OK
     assert read("log", rig.where()).to_dict() == {one["key"]: one["value"] for one in LINES}
     shown = run("recover", "--to-json", "-")
@@ -55,7 +55,7 @@ def test_lines_come_back(rig: LogRig) -> None:
 
 
 def test_one_value_is_its_json(rig: LogRig) -> None:
-    """As it is stored; several are lines."""
+    """One value is printed as it is stored. Several values are lines."""
     append(*LINES)
     assert run("get", "a").stdout == '{"n":[1,null,"é"]}\n'
     assert run("get", "b").stdout == '"text"\n'
@@ -65,7 +65,7 @@ def test_one_value_is_its_json(rig: LogRig) -> None:
 
 
 def test_follow_and_diff_show_json(rig: LogRig) -> None:
-    """Text for people, values for programs."""
+    """People get text, and programs get values."""
     append(*LINES)
     with rig.open() as log, statelog.Writer(log, "w") as writer:
         writer.put("c", [6])
@@ -85,7 +85,7 @@ def test_follow_and_diff_show_json(rig: LogRig) -> None:
 
 @pytest.mark.parametrize("value", ["NaN", '"\\ud800"', "null", "1e999", "[1,]", '1}{"key":"e","value":2'])
 def test_what_json_lacks_is_refused(rig: LogRig, value: str) -> None:
-    """With the line; the lines before it are not committed either."""
+    """A value that JSON lacks is refused with its line, and the lines before it are not committed."""
     result = append(LINES[0], f'{{"key":"d","value":{value}}}')
     assert result.exit_code == MISUSE, result.output
     assert re.search(r"line:? 2", result.output)
@@ -93,7 +93,7 @@ def test_what_json_lacks_is_refused(rig: LogRig, value: str) -> None:
 
 
 def test_csv_holds_the_text_of_a_value(rig: LogRig, tmp_path: Path) -> None:
-    """Numbers as they are, text in JSON's quotes; a bare word is refused."""
+    """CSV holds numbers as they are and text in JSON's quotes. A bare word is refused."""
     file = tmp_path / "in.csv"
     file.write_text('key,value\na,5\nb,"{""n"": 1}"\nc,"""x"""\n')
     assert run("append", file).exit_code == OK

@@ -1,4 +1,4 @@
-"""Keys, key groups and beginnings as a person types them."""
+"""Keys, key groups and starting points are parsed as people type them."""
 
 import os
 from typing import Any
@@ -28,7 +28,7 @@ UTF8, BASE64 = BytesText.UTF8, BytesText.BASE64
     ],
 )
 def test_a_text_is_a_key_of_the_logs_type(text: str, key_type: KeyType, bytes_text: BytesText, key: Any) -> None:
-    """Text, digits, bytes as the shell gave them, or base64."""
+    """A key is given as text, digits, the shell's bytes or base64, by the log's key type."""
     assert read_keys([text], key_type, bytes_text).to_pylist() == [key]
 
 
@@ -41,13 +41,13 @@ def test_a_text_is_a_key_of_the_logs_type(text: str, key_type: KeyType, bytes_te
     ],
 )  # fmt: skip
 def test_a_text_that_is_no_key_is_refused(text: str, key_type: KeyType, bytes_text: BytesText) -> None:
-    """To say "not there" would be a wrong answer."""
+    """A text that cannot be a key is refused. "Not there" would be a wrong answer."""
     with pytest.raises(InvalidChange):
         read_keys([text], key_type, bytes_text)
 
 
 def test_a_beginning_is_a_word_a_position_or_a_time() -> None:
-    """A bare number is a position; with a unit it is that long ago."""
+    """A bare number is a position. A number with a unit is that long ago."""
     assert parse_from("state", 0.0) is From.STATE
     assert parse_from("17", 0.0) == AtPosition(17)
     assert parse_from("2s", 10.0) == AtTime(8000)
@@ -60,7 +60,7 @@ def test_a_beginning_is_a_word_a_position_or_a_time() -> None:
 @click.command()
 @at_options
 def shown(at: At | None) -> None:
-    """Shows which state is named."""
+    """Print the named state."""
     click.echo(str(at))
 
 
@@ -74,11 +74,11 @@ def shown(at: At | None) -> None:
     ],
 )
 def test_a_state_is_named_by_a_position_a_checkpoint_or_a_time(options: tuple[str, ...], named: str) -> None:
-    """As `recover` takes them in Python."""
+    """A state is named by a position, a checkpoint or a time, as in Python's `recover`."""
     assert CliRunner().invoke(shown, options).output == f"{named}\n"
 
 
 @pytest.mark.parametrize("options", [("--at-position", "7", "--at-time", "10min"), ("--at-time", "yesterday")])
 def test_a_state_that_is_not_named_is_refused(options: tuple[str, ...]) -> None:
-    """Two names are none, and so is a word that is no time."""
+    """Two names of a state are refused, and so is a word that is no time."""
     assert isinstance(CliRunner().invoke(shown, options).exception, ConfigError)

@@ -1,4 +1,4 @@
-"""What a report looks like on a terminal of 80 columns, and on a wide one."""
+"""Reports fit a terminal of 80 columns, and use the room of a wide one."""
 
 from collections.abc import Callable
 
@@ -15,7 +15,7 @@ Shown = Callable[[Report, int], list[str]]
 
 @pytest.fixture
 def shown(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Shown:
-    """The lines of a report on a terminal of so many columns."""
+    """Return a function that renders a report on a terminal of so many columns."""
 
     def on_terminal(report: Report, columns: int) -> list[str]:
         monkeypatch.setenv("COLUMNS", str(columns))
@@ -30,7 +30,7 @@ def shown(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -
 
 
 def test_a_name_in_hex_is_cut_where_it_does_not_fit(shown: Shown) -> None:
-    """To a beginning that no other one has; where there is room it is whole."""
+    """A name in hex is cut to an unambiguous prefix where it does not fit, and is whole where it does."""
     report = Report("log", {"log": "log"}, (Listing("runs", ("path", "rows"), [(name, 1) for name in NAMES]),))
     cut = [f"{name[:14]}\N{HORIZONTAL ELLIPSIS}.parquet" for name in NAMES]
     for columns, names in ((NARROW, cut), (WIDE, NAMES)):
@@ -38,14 +38,14 @@ def test_a_name_in_hex_is_cut_where_it_does_not_fit(shown: Shown) -> None:
 
 
 def test_data_is_never_cut(shown: Shown) -> None:
-    """A key that looks like a name in hex is the user's."""
+    """A user's key is never cut, even if it looks like a name in hex."""
     rows = [(NAMES[0], "fedcba9876543210" * 3)]
     text = "".join(shown(Report("state", {}, (Listing("rows", ("path", "key"), rows),)), NARROW))
     assert (NAMES[0] in text, rows[0][1] in text) == (False, True)
 
 
 def test_optional_columns_go_first_and_are_named(shown: Shown) -> None:
-    """A log is a line as long as it may be; no word of a heading, and no short cell, is broken."""
+    """Optional columns are dropped first and named below the table. Headings and short cells are not broken."""
     columns = ("log", *(f"number_{number}_of_something" for number in range(8)))
     rows = [(f"log-{number}", *range(8)) for number in range(3)]
     report = Report("logs", {"root": "/logs"}, (Listing("logs", columns, rows, columns[5:]),))
@@ -61,7 +61,7 @@ def test_optional_columns_go_first_and_are_named(shown: Shown) -> None:
 
 
 def test_what_does_not_fit_is_a_record(shown: Shown) -> None:
-    """Each row is lines of a name and a value."""
+    """A row that does not fit becomes lines of a name and a value."""
     columns = tuple(f"a_column_of_name_{number}" for number in range(9))
     rows = [tuple("cell " * 4 + str(number) for number in range(9))] * 2
     lines = shown(Report("log", {}, (Listing("bounds", columns, rows),)), NARROW)
@@ -69,7 +69,10 @@ def test_what_does_not_fit_is_a_record(shown: Shown) -> None:
 
 
 def test_a_table_without_rows_is_left_out_unless_it_is_the_answer(shown: Shown) -> None:
-    """So is a column without a value, on a terminal; programs get all."""
+    """A terminal leaves out empty tables and empty columns, except the table that is the answer.
+
+    Programs get everything.
+    """
     empty, full = Listing("losses", ("when", "who"), []), Listing("logs", ("log", "problem"), [("a", None)])
     text = "\n".join(shown(Report("log", {"log": "a", "url": "u"}, (empty, full)), NARROW))
     assert ("losses" in text, "problem" in text, "logs" in text) == (False, False, True)
@@ -78,7 +81,7 @@ def test_a_table_without_rows_is_left_out_unless_it_is_the_answer(shown: Shown) 
 
 
 def test_off_a_terminal_headings_are_in_the_same_words_as_values(capsys: pytest.CaptureFixture[str]) -> None:
-    """An `age_s` of 229 is an age of 3 min 49 s, in a table as in a fact."""
+    """A heading has the same words as a fact: an `age_s` of 229 is an age of 3 min 49 s."""
     listing = Listing("truncation_bounds", ("held_by", "age_s"), [("manifest 1", 229.0)])
     Output(as_json=False).report(Report("log", {"lag_age_s": 229.0}, (listing,)))
     assert capsys.readouterr().out.splitlines() == [

@@ -1,4 +1,4 @@
-"""`statelog list` and `statelog watch`: rows and lines of what `describe` says; `--dry-run` of what deletes."""
+"""`statelog list`, `statelog watch` and `--dry-run` report what `describe` and the deletion would."""
 
 import json
 from collections.abc import Callable
@@ -23,7 +23,10 @@ HERE = ("--bootstrap", "here:1", "--root", "s3://here/logs")
 
 @pytest.fixture
 def twin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> TwinLog:
-    """A log with a snapshot and two commits behind it, and another one without, below one root that is everybody's."""
+    """Return two logs below one root that everybody uses:
+
+    one with a snapshot and two commits behind it, and one without.
+    """
     twin = TwinLog()
     twin.write({b"k": b"1"})
     with twin.open() as log:
@@ -42,12 +45,12 @@ def twin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> TwinLog:
 
 
 def run(*arguments: str) -> Result:
-    """The command."""
+    """Run the command."""
     return CliRunner().invoke(program, [*arguments, *HERE])
 
 
 def test_all_logs_of_a_root_are_listed(twin: TwinLog) -> None:
-    """With what describe says; a directory of somebody else's is left out."""
+    """`list` shows every log of a root as `describe` does. A foreign directory is left out."""
     twin.disk.write("photos/cat.jpg", b"x", absent=True)
     found = json.loads(run("list", "--json").stdout)["logs"]
     described = json.loads(run("describe", "log", "--json").stdout)
@@ -61,10 +64,10 @@ def test_all_logs_of_a_root_are_listed(twin: TwinLog) -> None:
 
 
 def test_list_and_describe_give_the_same_verdict(twin: TwinLog, monkeypatch: pytest.MonkeyPatch) -> None:
-    """By the limits of the configuration, with what to do; estimates are shown no finer than they are."""
+    """`list` and `describe` apply the same configured limits and say what to do. Estimates are rounded."""
 
     def told(*arguments: str) -> str:
-        return twin.environment.run(run, *arguments).stdout  # By the clock that the log was written by.
+        return twin.environment.run(run, *arguments).stdout  # The log was written by this clock.
 
     assert [one["verdict"] for one in json.loads(told("list", "--json"))["logs"]] == ["ok", "empty"]
     lines = told("describe", "log").splitlines()
@@ -80,7 +83,7 @@ def test_list_and_describe_give_the_same_verdict(twin: TwinLog, monkeypatch: pyt
 
 @pytest.mark.usefixtures("at_once")
 def test_a_log_that_is_damaged_hides_no_other(twin: TwinLog) -> None:
-    """Its error is in its row, and tells the exit code."""
+    """A damaged log has its error in its row, and the error decides the exit code."""
     twin.cluster.lose_tail("log.ledger", 0, 2)
     result = run("list", "--json")
     assert result.exit_code == DAMAGED, result.output
@@ -90,7 +93,7 @@ def test_a_log_that_is_damaged_hides_no_other(twin: TwinLog) -> None:
 
 
 def test_a_log_is_watched(twin: TwinLog) -> None:
-    """A line each time, and from the second one on a rate; nothing is held meanwhile."""
+    """`watch` prints a line each time, and a rate from the second one on. It holds no lease."""
     result = run("watch", "log", "--times", "2", "--interval", "10ms", "--json")
     assert result.exit_code == OK, result.output
     first, second = (json.loads(line) for line in result.stdout.splitlines())
@@ -101,7 +104,7 @@ def test_a_log_is_watched(twin: TwinLog) -> None:
 
 
 def test_what_delete_would_delete(twin: TwinLog) -> None:
-    """Is counted, and stays; a log that is not there is not found."""
+    """`delete --dry-run` counts what it would delete and deletes nothing. A missing log is not found."""
     before = twin.disk.files("")
     facts = json.loads(run("delete", "log", "--dry-run", "--json").stdout)
     assert facts["topics"] == "log, log.ledger"
@@ -112,12 +115,12 @@ def test_what_delete_would_delete(twin: TwinLog) -> None:
 
 
 def places() -> list[tuple[str, int]]:
-    """Every partition of the log."""
+    """Return every partition of the log."""
     return [("log", 0), ("log", 1), ("log", 2), ("log.ledger", 0)]
 
 
 def test_what_the_removal_of_a_subscription_would_end(twin: TwinLog) -> None:
-    """Is shown, and stays."""
+    """`--remove --dry-run` shows what would end, and removes nothing."""
     with twin.open() as log:
         state = log.manifests.read(1).state
         HeldSubscription(log, "lake", holder_id="1", holder="query").hold(state, None, take_up=True)

@@ -1,4 +1,4 @@
-"""Events of a daemon on a screen: the words of its log, with the loud ones marked."""
+"""Events of a daemon appear on a screen in the words of its log, with the important ones marked."""
 
 import datetime
 import subprocess
@@ -23,12 +23,12 @@ _ALARM = Event(kind=EventKind.LOG_AGE_ALARM, log="l", at_s=0.0, facts={"age_s": 
     [(_STOPPED, ""), (_FAILED, "WARNING: "), (_ALARM, "ERROR: ")],
 )
 def test_a_line_says_what_the_log_says(event: Event, mark: str) -> None:
-    """Time and log stand before the words, and the level where a person should look."""
+    """Time and log come before the words, and the level where a person should look."""
     assert event_line(event, _NOW) == f"2026-01-02T03:04:05+00:00 l: {mark}{event.text}"
 
 
 def test_an_object_says_when_what_and_where_and_the_facts() -> None:
-    """What a program reads with `--json`."""
+    """With `--json`, an event is an object with its kind, time, log and facts."""
     head = {"time": "2026-01-02T03:04:05.000+00:00", "log": "l"}
     assert event_fields(_ALARM, _NOW) == {**head, "event": "log-age-alarm", "age_s": 9.0}
     assert event_fields(_STOPPED, _NOW) == {**head, "event": "stopped"}
@@ -51,7 +51,10 @@ lines.check()
 
 
 def test_a_full_disk_behind_its_events_stops_a_daemon() -> None:
-    """Whichever of its threads tells one: a watchdog that ended by it would alarm no more, and nobody would know."""
+    """A full disk behind the events stops the daemon, whichever thread reports one.
+
+    A silent watchdog would alarm no more.
+    """
     with Path("/dev/full").open("wb") as full:
         done = subprocess.run(
             [sys.executable, "-c", _FULL], stdout=full, stderr=subprocess.PIPE, check=False, timeout=60

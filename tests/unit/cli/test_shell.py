@@ -1,4 +1,4 @@
-"""`statelog completion`, the overview of the commands, and the names that are close to one."""
+"""`statelog completion`, the overview of commands, and suggestions for misspelt ones."""
 
 import os
 import re
@@ -18,7 +18,7 @@ CALL = "import sys; from statelog.cli import main; sys.argv[0] = 'statelog'; mai
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
 def test_a_shell_asks_the_command(shell: str) -> None:
-    """By the variable that the command answers to."""
+    """A shell asks the command through its completion variable."""
     found = CliRunner().invoke(program, ["completion", shell])
     assert found.exit_code == 0, found.output
     assert f"_STATELOG_COMPLETE={shell}_complete" in found.stdout
@@ -26,7 +26,7 @@ def test_a_shell_asks_the_command(shell: str) -> None:
 
 
 def test_bash_reads_it() -> None:
-    """Its script is sound, and what it asks is answered with the commands and options that begin so."""
+    """Bash accepts the script, and its questions are answered with the matching commands and options."""
     script = CliRunner().invoke(program, ["completion", "bash"]).stdout
     subprocess.run(["bash", "-n"], input=script, text=True, check=True)
     assert _completed("statelog", "de") == {"describe", "delete", "dev"}
@@ -34,7 +34,7 @@ def test_bash_reads_it() -> None:
 
 
 def test_the_overview_has_every_command_in_one_section() -> None:
-    """By what a person wants to do."""
+    """The overview lists every command in one section, by purpose."""
     named = [name for names in SECTIONS.values() for name in names.split()]
     assert sorted(named) == sorted(COMMANDS)
     told = CliRunner().invoke(program, ["--help"]).stdout
@@ -43,8 +43,9 @@ def test_the_overview_has_every_command_in_one_section() -> None:
 
 
 def test_the_names_of_logs_are_completed(tmp_path: Path) -> None:
-    """By the root that the words or the environment name. A root that is none, or does not answer, completes nothing,
-    in silence.
+    """Log names are completed from the root in the words or the environment.
+
+    A missing or silent root completes nothing.
     """
     for name in ("visits", "visitors", "orders"):
         (tmp_path / name).mkdir()
@@ -61,7 +62,7 @@ def test_the_names_of_logs_are_completed(tmp_path: Path) -> None:
 
 
 def _completed(*words: str, **variables: str) -> set[str]:
-    """What the last word may become."""
+    """Return the completions of the last word."""
     environment = {
         **os.environ, **variables, "_STATELOG_COMPLETE": "bash_complete", "COMP_WORDS": " ".join(words),
         "COMP_CWORD": str(len(words) - 1), "PYTHONPATH": os.pathsep.join(sys.path),
@@ -81,13 +82,13 @@ def _completed(*words: str, **variables: str) -> set[str]:
     ],
 )
 def test_the_nearest_command_is_named(typed: str, told: str) -> None:
-    """For one that is misspelt, or that other tools have; nothing is guessed from afar."""
+    """A misspelt command, or another tool's name for it, suggests the nearest one. Distant words suggest nothing."""
     found = CliRunner().invoke(program, [typed])
     assert found.exit_code == 2
     assert told in found.output
 
 
 def test_what_others_call_a_command_is_no_command() -> None:
-    """So each of those words leads to one that there is."""
+    """Each of other tools' words for a command leads to an existing one, and is itself no command."""
     assert set(MEANT.values()) <= COMMANDS.keys()
     assert not MEANT.keys() & COMMANDS.keys()

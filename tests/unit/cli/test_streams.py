@@ -1,4 +1,4 @@
-"""Around a command: full disks, narrow encodings and Ctrl-C end in a line and an exit code, never in a traceback."""
+"""Full disks, narrow encodings and Ctrl-C end a command with a line and an exit code, never with a traceback."""
 
 import json
 import os
@@ -32,9 +32,7 @@ main()
 
 
 def start(*args: str, stdout: int = subprocess.PIPE, **environment: str) -> "subprocess.Popen[bytes]":
-    """A command in a process of its own, which hears Ctrl-C; its first line on standard error is `begun`, as soon as
-    the command has the word.
-    """
+    """Start a command in its own process. `begun` is its first line on standard error, once Ctrl-C is handled."""
     given = {name: value for name, value in os.environ.items() if not name.startswith("STATELOG_")}
     given |= {"PYTHONPATH": os.pathsep.join(sys.path), **environment}
     return subprocess.Popen([sys.executable, "-c", _CODE, *args], stdout=stdout, stderr=subprocess.PIPE, env=given)
@@ -42,7 +40,7 @@ def start(*args: str, stdout: int = subprocess.PIPE, **environment: str) -> "sub
 
 @pytest.mark.parametrize("args", [["version"], ["version", "--json"], ["--help"]])
 def test_a_full_disk_behind_the_output_is_told(args: list[str]) -> None:
-    """Standard output that takes nothing is one error, with the code of what may succeed later."""
+    """A full disk behind standard output is one error, with the exit code for a retry."""
     with Path("/dev/full").open("wb") as full:
         process = start(*args, stdout=full.fileno())
         _, err = process.communicate(timeout=60)
@@ -54,7 +52,7 @@ def test_a_full_disk_behind_the_output_is_told(args: list[str]) -> None:
 @pytest.mark.parametrize("args", [["version", "--wrong"], ["version", "--json", "--wrong"], ["describe", "no/name"]])
 @pytest.mark.parametrize("is_full", [True, False])
 def test_nobody_has_to_take_an_error(args: list[str], is_full: bool) -> None:
-    """A full disk, or a reader that is gone, behind standard error changes no exit code."""
+    """Standard error that cannot be written, or has no reader, changes no exit code."""
     reader, unread = os.pipe()
     os.close(reader)
     with Path("/dev/full").open("wb") as full:
@@ -65,7 +63,7 @@ def test_nobody_has_to_take_an_error(args: list[str], is_full: bool) -> None:
 
 
 def test_a_warning_that_nobody_reads_does_not_end_a_daemon() -> None:
-    """Though its lines are on standard output: it would end with 0, and nobody would start it again."""
+    """Unread warnings do not end a daemon, although its lines go to standard output. It would not be restarted."""
     reader, unread = os.pipe()
     os.close(reader)
     code = "from statelog.cli.serve import JsonLogLines; JsonLogLines().warning('odd')"
@@ -75,7 +73,7 @@ def test_a_warning_that_nobody_reads_does_not_end_a_daemon() -> None:
 
 
 def test_a_ctrl_c_behind_the_command_is_one_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As a second one, while the first is reported."""
+    """A second Ctrl-C, while the first is reported, still exits with 130."""
 
     def interrupt() -> None:
         raise KeyboardInterrupt
@@ -87,7 +85,7 @@ def test_a_ctrl_c_behind_the_command_is_one_too(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_what_stands_beside_the_result_may_meet_a_full_disk() -> None:
-    """The work goes on, and the result is there."""
+    """The command finishes its work and prints its result, even if a secondary output meets a full disk."""
     imports = "from statelog.cli.streams import discard_unread_stderr, tell"
     code = f"{imports}; tell('beside'); print('result'); discard_unread_stderr()"
     with Path("/dev/full").open("wb") as full:
@@ -97,7 +95,7 @@ def test_what_stands_beside_the_result_may_meet_a_full_disk() -> None:
 
 @pytest.mark.parametrize("args", [["version"], ["version", "--json"], ["--help"]])
 def test_a_reader_that_goes_away_is_no_failure(args: list[str]) -> None:
-    """As behind `| head -1`: the command ends without a word, and `set -o pipefail` sees no error."""
+    """A reader that goes away, as `| head -1` does, ends the command silently and without an error for `pipefail`."""
     reader, unread = os.pipe()
     os.close(reader)
     process = start(*args, stdout=unread)
@@ -107,7 +105,7 @@ def test_a_reader_that_goes_away_is_no_failure(args: list[str]) -> None:
 
 
 def test_standard_error_that_nobody_reads_changes_no_exit_code() -> None:
-    """The reader of warnings and errors goes away: the code still says what happened."""
+    """The exit code still says what happened when the reader of standard error goes away."""
     with start("describe", "x", "--config", "/nowhere.toml") as process:
         assert process.stderr is not None
         assert process.stderr.readline() == b"begun\n"
@@ -117,9 +115,7 @@ def test_standard_error_that_nobody_reads_changes_no_exit_code() -> None:
 
 @pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
 def test_a_stream_that_is_closed_changes_nothing(closed: str, tmp_path: Path) -> None:
-    """As a supervisor may leave it: the work is done, the code says how it went, and no file has a stream's number,
-    into which a library prints.
-    """
+    """Closed standard streams change neither the work nor the exit code, and no file gets a stream's number."""
     program = f"""
 import os, sys
 from statelog.cli.streams import check_stdout, fit_streams, discard_unread_stderr, tell
@@ -147,7 +143,7 @@ sys.exit(3)
 @pytest.mark.parametrize(("settle", "code"), [("discard_unread_stderr()", 3), ("", 120)])
 @pytest.mark.parametrize("printed", ["sys.stderr.write('before')", ""])
 def test_what_a_library_prints_changes_no_exit_code(settle: str, code: int, printed: str) -> None:
-    """It is in Python's buffer at the end, where nobody reads it any more; Python by itself ends with 120 then."""
+    """A library's prints that nobody reads do not change the exit code. Python itself would end with 120."""
     program = f"""
 import sys
 from statelog.cli.streams import discard_unread_stderr
@@ -177,7 +173,7 @@ def test_a_directory_that_cannot_be_used_is_told(tmp_path: Path) -> None:
 
 
 def test_text_that_the_locale_lacks_is_escaped_and_json_is_utf8() -> None:
-    """People get an escape where their terminal lacks a letter; JSON is UTF-8 in every locale."""
+    """Letters that the terminal lacks are escaped for people. JSON is UTF-8 in every locale."""
     name = "\u65e5"
     for args, expected in ((["describe", name], rb"\u65e5"), (["describe", name, "--json"], name.encode())):
         process = start(*args, PYTHONIOENCODING="latin-1", PYTHONUTF8="1", STATELOG_BOOTSTRAP="b:1", STATELOG_ROOT="/x")
@@ -191,9 +187,9 @@ def test_text_that_the_locale_lacks_is_escaped_and_json_is_utf8() -> None:
     [("describe", 0.0), ("describe", 0.05), ("describe", 0.2), ("describe", 0.4), ("watch", 4.0)],
 )
 def test_ctrl_c_while_it_loads_is_130(command: str, delay_s: float, tmp_path: Path) -> None:
-    """A real SIGINT at some moment of the imports, or of a wait for brokers, leaves no traceback."""
+    """A real SIGINT during the imports, or during a wait for brokers, leaves no traceback."""
     (tmp_path / "x").mkdir()
-    (tmp_path / "x" / DESCRIPTOR_PATH).write_bytes(EXAMPLES["descriptor"].data)  # So there is something to wait for.
+    (tmp_path / "x" / DESCRIPTOR_PATH).write_bytes(EXAMPLES["descriptor"].data)  # The command waits for this.
     process = start(command, "x", STATELOG_BOOTSTRAP="127.0.0.1:1", STATELOG_ROOT=str(tmp_path))
     assert process.stderr is not None
     assert process.stderr.readline() == b"begun\n"
@@ -205,7 +201,7 @@ def test_ctrl_c_while_it_loads_is_130(command: str, delay_s: float, tmp_path: Pa
 
 
 class _Swallowed(Interrupt):
-    """Ctrl-C was pressed, and a library that was being imported made nothing of it."""
+    """An interrupt that was pressed while a library was imported, and that the library swallowed."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -213,20 +209,20 @@ class _Swallowed(Interrupt):
 
 
 def test_an_error_after_a_swallowed_ctrl_c_is_130(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Whoever pressed it is told of that, whatever the command met afterwards."""
+    """A swallowed Ctrl-C still ends the command with 130, whatever error follows."""
     monkeypatch.setattr("statelog.cli.program.Interrupt", _Swallowed)
     result = CliRunner().invoke(program, ["describe", "x", "--bootstrap", "127.0.0.1:1", "--root", str(tmp_path)])
     assert (result.exit_code, "NotFound" in result.output) == (130, True)
 
 
 def test_version_and_help_are_where_people_look() -> None:
-    """`--version` and `-h` do what they do everywhere."""
+    """`--version` and `-h` work as in other programs."""
     assert CliRunner().invoke(program, ["--version"]).output.startswith("statelog ")
     assert "Look:" in CliRunner().invoke(program, ["-h"]).output
     assert "--at-position" in CliRunner().invoke(program, ["recover", "-h"]).output
 
 
 def test_json_errors_are_one_object_a_line() -> None:
-    """Programs read each line of standard error by itself."""
+    """Each line of standard error is one JSON object for programs."""
     result = CliRunner().invoke(program, ["describe", "x", "--json", "--config", "/nowhere.toml"])
     assert [json.loads(line)["error"] for line in result.stderr.splitlines()] == ["NotFound"]

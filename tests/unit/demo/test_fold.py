@@ -1,4 +1,4 @@
-"""The demo's plain fold and its input: what the recovered state is compared with has to be right itself."""
+"""The demo's plain fold and its input, the reference for the recovered state, are correct."""
 
 from datetime import UTC, datetime
 from pathlib import Path
@@ -37,14 +37,14 @@ def test_counts_and_last_flight() -> None:
 
 
 def test_cancelled_aircraft_is_deleted() -> None:
-    """An aircraft whose latest flight was cancelled is not in the state; others are untouched."""
+    """An aircraft whose latest flight was cancelled is not in the state. Others are untouched."""
     fleet = fold_flights(in_schedule_order([_flown(1, "1"), _flown(1, "2", tail="N2"), _cancelled(2)]).flights)
     assert set(fleet.state) == {"N2"}
     assert fleet.deleted == 1
 
 
 def test_deleted_aircraft_flies_again() -> None:
-    """An aircraft that flies after a cancellation is back with all that was counted before."""
+    """An aircraft that flies after a cancellation returns with all earlier counts."""
     fleet = fold_flights(in_schedule_order([_flown(1, "1"), _cancelled(2), _cancelled(3), _flown(4, "5")]).flights)
     value = fleet.state["N1"]
     assert (value["flights"], value["minutes_late"], value["cancellations"]) == (2, 6, 2)
@@ -52,13 +52,13 @@ def test_deleted_aircraft_flies_again() -> None:
 
 
 def test_only_cancelled_is_never_there() -> None:
-    """An aircraft that only ever had cancelled flights is not in the state."""
+    """An aircraft with only cancelled flights is not in the state."""
     fleet = fold_flights(in_schedule_order([_cancelled(1)]).flights)
     assert (dict(fleet.state), fleet.deleted) == ({}, 1)
 
 
 def test_schedule_order_and_ties() -> None:
-    """Flights are numbered by schedule whatever their order in the source; equal schedules keep the source's order."""
+    """Flights are numbered by schedule, whatever the source's order. Equal schedules retain the source's order."""
     rows = [_flown(2, "0", flight=3), _flown(1, "0", flight=1, minute=59), _flown(1, "0", flight=2, minute=59)]
     assert [flight.flight for flight in in_schedule_order(rows).flights] == ["UA 1", "UA 2", "UA 3"]
     tied = in_schedule_order([_flown(1, "0"), _cancelled(1)]).flights
@@ -74,7 +74,7 @@ def test_without_tail_number() -> None:
 
 
 def test_slices_hold_every_flight_in_order(tmp_path: Path) -> None:
-    """Slices, taken by modification time, are the whole input in order, and survive Parquet."""
+    """Slices by modification time are the whole input in order, and survive Parquet."""
     flights = in_schedule_order([_flown(hour, str(hour)) for hour in range(20)] + [_cancelled(21)]).flights
     assert write_slices(flights, tmp_path / "slices", 4) == 4
     paths = sorted((tmp_path / "slices").iterdir(), key=lambda path: path.stat().st_mtime)
@@ -83,6 +83,6 @@ def test_slices_hold_every_flight_in_order(tmp_path: Path) -> None:
 
 
 def test_differences_name_every_side() -> None:
-    """A changed, a missing and an extra value are each a difference, and equal ones are none."""
+    """A changed, a missing and an extra value are each a difference. Equal ones are not."""
     found = differences({"a": 1, "b": 2, "c": 3}, {"a": 1, "b": 9, "d": 4})
     assert [(one.key, one.expected, one.found) for one in found] == [("b", 2, 9), ("c", 3, None), ("d", None, 4)]

@@ -1,4 +1,4 @@
-"""What the demo's second query kept: its fold, and the check that nothing is missing, doubled or too much."""
+"""The demo's second query: its fold, and the check for missing, doubled and extra rows."""
 
 import json
 from pathlib import Path
@@ -23,18 +23,18 @@ def _followed(*rows: Change) -> Followed:
 
 
 def test_rows_fold_by_position_in_any_order() -> None:
-    """The newest row of a key counts, and one that deletes takes it out."""
+    """The newest row of a key counts, and a delete removes the key."""
     assert fold_changes(_ROWS) == fold_changes(reversed(_ROWS)) == {"b": {"n": 3}, "c": {"n": 4}}
 
 
 def test_every_commit_whole_and_once_is_no_fault() -> None:
-    """Commits below the beginning are in its state and not looked for."""
+    """Commits below the beginning are part of its state and are not searched for."""
     assert faults(_followed(*_ROWS), _COMMITS) == []
     assert _followed(*_ROWS).state_rows == 2
 
 
 def test_faults_name_what_is_missing_doubled_or_too_much() -> None:
-    """A lost commit, half of one, a row that came twice, and rows of no commit."""
+    """A lost commit, half a commit, a doubled row and rows of no commit are each a fault."""
     assert "position 4 has 1 changes, and 0" in faults(_followed(*_ROWS[:2], *_ROWS[3:]), _COMMITS)[0]
     assert "position 6 has 2 changes, and 1" in faults(_followed(*_ROWS[:4]), _COMMITS)[0]
     assert "b came twice at position 3" in faults(_followed(*_ROWS, _ROWS[1]), _COMMITS)[0]
@@ -42,7 +42,7 @@ def test_faults_name_what_is_missing_doubled_or_too_much() -> None:
 
 
 def test_only_files_of_the_sink_s_own_log_are_read(tmp_path: Path) -> None:
-    """A file that a task left behind without a commit does not count; one that two entries name counts once."""
+    """A file that a task left without a commit does not count. A file that two entries name counts once."""
     for name, rows in (("one", _ROWS[:2]), ("two", _ROWS[2:]), ("orphan", _ROWS)):
         pq.write_table(pa.Table.from_pylist([row._asdict() for row in rows]), tmp_path / f"{name}.parquet")
     log = tmp_path / "_spark_metadata"
