@@ -1,4 +1,4 @@
-"""A client that met a batch which it cannot unpack reads on from anywhere: no later read takes it."""
+"""After a batch that it cannot unpack, a client may continue anywhere. Later reads use another client."""
 
 import threading
 from collections.abc import Iterable, Iterator
@@ -41,7 +41,10 @@ class _Message:
 
 
 class _Client:
-    """Of a partition whose offsets 2 and 3 are one batch with a wrong checksum: it fetches on from anywhere."""
+    """A client of a partition whose offsets 2 and 3 are one batch with a wrong checksum.
+
+    After it, the client continues anywhere.
+    """
 
     is_refused = False
 
@@ -82,7 +85,7 @@ class _Client:
 
 @pytest.fixture
 def clients(monkeypatch: pytest.MonkeyPatch) -> list[_Client]:
-    """Those that the reader makes."""
+    """Return the clients that the reader makes."""
     made: list[_Client] = []
 
     def make(*_: object) -> Any:
@@ -100,7 +103,7 @@ class _Kafka:
 
 @pytest.fixture
 def mine(clients: list[_Client]) -> Iterator[reader.ConfluentReader]:
-    """A reader of the partition, whose end this process has seen."""
+    """Return a reader of the partition whose end this process has observed."""
     seen, idle, kafka = HighWater(), reader.IdleConsumers(lambda: 0.0), cast("Kafka", _Kafka())
     seen.reached("t", 0, _END)
     config = client_config({"bootstrap.servers": "nowhere:1"})
@@ -113,7 +116,7 @@ def mine(clients: list[_Client]) -> Iterator[reader.ConfluentReader]:
 
 @pytest.mark.parametrize("end", [2, 3, _END], ids=["behind", "half", "inside"])
 def test_it_is_thrown_away(mine: reader.ConfluentReader, end: int) -> None:
-    """Whether the batch lies in the range that is read, or behind it, where the client fetches ahead."""
+    """A client that met the batch is closed, also if the batch lies behind the range, where the client fetches ahead."""
     for _ in range(2):
         found: list[int] = []
         with nullcontext() if end == 2 else pytest.raises(Unreadable) as told:
@@ -127,7 +130,7 @@ def test_it_is_thrown_away(mine: reader.ConfluentReader, end: int) -> None:
 def test_an_offset_is_asked_for_twice(
     mine: reader.ConfluentReader, clients: list[_Client], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Where it is there and refused again, by another client, it is the broker's to say why."""
+    """A present offset that a second client refuses as well is the broker's error."""
     monkeypatch.setattr(_Client, "is_refused", True)
     with pytest.raises(BrokerUnavailable, match="the read was refused"):
         list(mine.read({0: OffsetRange(4, _END)}, stall_timeout_s=1.0))
@@ -140,7 +143,7 @@ def test_one_that_never_ends_is_left_alone(
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """A client that waits for itself in its close does not keep the reader."""
+    """A client whose close never returns does not hold up the reader."""
     may_end, ended = threading.Event(), threading.Event()
 
     def close(client: _Client) -> None:

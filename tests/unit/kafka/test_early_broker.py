@@ -1,4 +1,4 @@
-"""A broker that answers before it knows of any broker, itself included: the only one of a cluster, just started."""
+"""The only broker of a cluster, just started, answers before it knows of any broker, itself included."""
 
 import socket
 import struct
@@ -17,7 +17,7 @@ _HOST = b"127.0.0.1"
 
 
 class _Broker:
-    """Speaks as much of the protocol as tells a client who there is: Metadata of version 12."""
+    """A broker that speaks enough of the protocol to describe its cluster: Metadata of version 12."""
 
     def __init__(self, server: socket.socket) -> None:
         self.port: int = server.getsockname()[1]
@@ -58,7 +58,7 @@ def _broker() -> Generator[_Broker]:
 
 
 def ask() -> None:
-    """Who the cluster is: as it stands, while it is started anew, and then. Prints what came out."""
+    """Ask for the cluster's id before, during and after a restart, and print the outcomes."""
     with _broker() as broker:
         config = client_config({"bootstrap.servers": f"127.0.0.1:{broker.port}"})
         with closing(ConfluentKafka(config, request_timeout_s=1.0)) as kafka:
@@ -71,5 +71,5 @@ def ask() -> None:
 
 
 def test_the_process_lives_on() -> None:
-    """It is away until it knows itself; librdkafka's own question about the cluster ends the process with SIGABRT."""
+    """A broker that does not know itself yet is away. librdkafka's own question would end the process with SIGABRT."""
     assert output(ask) == "me away me "

@@ -1,4 +1,4 @@
-"""Consumers that wait between two reads."""
+"""Idle consumers are retained between two reads."""
 
 import time
 from collections import deque
@@ -24,7 +24,7 @@ def _idle(client: Any) -> IdleConsumer:
 
 
 def test_one_that_waited_for_long_is_closed() -> None:
-    """A network drops idle connections without a word: a read over one would hang until it times out."""
+    """A consumer that idled for long is closed: a network may have dropped its connection, and a read would hang."""
     now_s, client = [0.0], _Client()
     waiting = IdleConsumers(lambda: now_s[0])
     waiting.give("t", _idle(client))
@@ -42,8 +42,9 @@ def test_one_that_waited_for_long_is_closed() -> None:
 
 @pytest.mark.parametrize("is_late", [False, True])
 def test_as_many_wait_for_a_topic_as_have_read_it(is_late: bool) -> None:
-    """The writers of a log follow its ledger at the same time: each finds one again, and the last that was used first.
-    One that comes back behind the end is closed, as are those that wait at the end.
+    """Each topic retains as many idle consumers as read it, and reuses the last one first.
+
+    Closing the pool closes the idle ones, and each that comes back later.
     """
     first, second = _Client(), _Client()
     waiting = IdleConsumers(lambda: 0.0)
@@ -63,7 +64,7 @@ def test_as_many_wait_for_a_topic_as_have_read_it(is_late: bool) -> None:
 
 
 def test_a_sparing_one_is_for_single_records() -> None:
-    """All else it would fetch in small pieces. Who wants single ones takes whichever was used last."""
+    """A sparing consumer serves only reads of single records. Such reads take whichever consumer was used last."""
     sparing, other = IdleConsumer(cast("Any", _Client()), deque(), True), _idle(_Client())
     waiting = IdleConsumers(lambda: 0.0)
     waiting.give("t", sparing)
@@ -78,7 +79,7 @@ def test_a_sparing_one_is_for_single_records() -> None:
 
 
 def test_of_many_topics_the_oldest_are_closed() -> None:
-    """However many logs a process reads, few consumers wait: those that were read last."""
+    """Few consumers idle, however many topics a process reads. The ones that were used least recently are closed."""
     waiting = IdleConsumers(lambda: 0.0)
     consumers = [_Client() for _ in range(36)]
     for number, consumer in enumerate(consumers):
@@ -90,7 +91,7 @@ def test_of_many_topics_the_oldest_are_closed() -> None:
 
 
 def test_one_that_nobody_comes_for_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Threads and connections of what has read at the beginning do not stay for months."""
+    """An idle consumer is closed after a while, so that its threads and connections do not stay for months."""
     monkeypatch.setattr(reader, "_FRESH_S", 0.1)
     client, waiting = _Client(), IdleConsumers(time.monotonic)
     for _ in range(2):

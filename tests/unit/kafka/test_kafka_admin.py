@@ -1,4 +1,4 @@
-"""The session of admin clients: which refusals get a new client, and what is asked a second time."""
+"""The session of admin clients decides which refusals get a new client, and which questions are repeated."""
 
 import weakref
 from collections.abc import Iterator, Sequence
@@ -17,7 +17,7 @@ _DROPPED = Refused("_DESTROY_BROKER", "Local: Broker handle destroyed without te
 
 
 class _Clients:
-    """Stands for the class of admin clients: each question takes a second and is answered by the next of `answers`."""
+    """A stand-in for the class of admin clients: each question takes a second and gets the next of `answers`."""
 
     def __init__(self, answers: Sequence[Refused | None]) -> None:
         self.answers: Iterator[Refused | None] = iter(answers)
@@ -69,7 +69,7 @@ def _request(_client: object, _limit_s: float) -> Sequence[Any]:
 
 @pytest.mark.parametrize("name", sorted(LOST))
 def test_a_client_that_lost_its_way_is_replaced(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
-    """It answered once, so a quarter of the time is enough to see that it does not now; a new one gets all of it."""
+    """A client that stops answering is replaced after a quarter of the time. The new client gets all of it."""
     session, clients = _session(monkeypatch, None, Refused(name, "away"), None)
     session.ask(_request)
     assert session.ask(_request) == _ANSWER
@@ -78,7 +78,7 @@ def test_a_client_that_lost_its_way_is_replaced(monkeypatch: pytest.MonkeyPatch,
 
 @pytest.mark.parametrize("proven", [False, True])
 def test_a_clear_refusal_is_the_answer(monkeypatch: pytest.MonkeyPatch, *, proven: bool) -> None:
-    """No client is made in the hope of another one."""
+    """A clear refusal is final, and no other client is made."""
     session, clients = _session(monkeypatch, *[None] * proven, Refused("INVALID_CONFIG", "no"))
     for _ in range(proven):
         session.ask(_request)
@@ -88,7 +88,7 @@ def test_a_clear_refusal_is_the_answer(monkeypatch: pytest.MonkeyPatch, *, prove
 
 
 def test_a_new_client_that_gets_no_answer_had_all_the_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What it says is what the caller hears."""
+    """A new client that gets no answer has used all the time, and its error is raised."""
     session, clients = _session(monkeypatch, Refused("_TIMED_OUT", "no answer"))
     with pytest.raises(Refused, match="_TIMED_OUT"):
         session.ask(_request)
@@ -96,14 +96,14 @@ def test_a_new_client_that_gets_no_answer_had_all_the_time(monkeypatch: pytest.M
 
 
 def test_a_question_to_a_broker_that_is_none_any_more_is_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A new client, too, may drop a broker while it asks it: that is heard at once, and there is time."""
+    """A question to a removed broker is repeated at once, also on a new client, while there is time."""
     session, clients = _session(monkeypatch, _DROPPED, _DROPPED, None)
     assert session.ask(_request) == _ANSWER
     assert clients.made == 3
 
 
 def test_dropped_questions_are_asked_again_only_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The caller's time is over: it hears why."""
+    """Dropped questions are not repeated after the caller's time is over, and the caller gets the reason."""
     session, clients = _session(monkeypatch, *[_DROPPED] * 9)
     with pytest.raises(Refused, match="_DESTROY_BROKER"):
         session.ask(_request)
@@ -112,7 +112,7 @@ def test_dropped_questions_are_asked_again_only_in_time(monkeypatch: pytest.Monk
 
 @pytest.mark.parametrize(("text", "asked"), [("waiting for controller", 2), ("no response", 1)])
 def test_what_may_have_been_sent_is_not_sent_twice(monkeypatch: pytest.MonkeyPatch, text: str, asked: int) -> None:
-    """Unless the client says that it never found whom to send it to."""
+    """A question that may have been sent is not repeated, unless the client says that it found no broker to send it to."""
     session, clients = _session(monkeypatch, None, Refused("_TIMED_OUT", text), None)
     session.ask(_request)
     if asked == 1:
@@ -125,7 +125,7 @@ def test_what_may_have_been_sent_is_not_sent_twice(monkeypatch: pytest.MonkeyPat
 
 @pytest.mark.parametrize("cuts", [1, 3, 4])
 def test_a_question_whose_connection_breaks_is_asked_again(monkeypatch: pytest.MonkeyPatch, cuts: int) -> None:
-    """Also one of a new client, as where one broker after the other is started anew; but not for ever."""
+    """A question whose connection breaks is repeated, also during a rolling restart, but not for ever."""
     session, clients = _session(monkeypatch, *[Refused("_TRANSPORT", "broken")] * cuts, None)
     if cuts > 3:
         with pytest.raises(Refused, match="_TRANSPORT"):
@@ -136,7 +136,7 @@ def test_a_question_whose_connection_breaks_is_asked_again(monkeypatch: pytest.M
 
 
 def test_what_was_under_way_when_its_connection_broke_is_not_sent_twice(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It may have been done."""
+    """A question that was under way when its connection broke may have been executed, and is not repeated."""
     session, clients = _session(monkeypatch, Refused("_TRANSPORT", "broken"), None)
     with pytest.raises(Refused, match="_TRANSPORT"):
         session.ask(_request, twice=False)
@@ -144,7 +144,10 @@ def test_what_was_under_way_when_its_connection_broke_is_not_sent_twice(monkeypa
 
 
 def test_sessions_share_a_client_that_gave_answers(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Those of the same settings, but for one that shares none. It ends with the last of them."""
+    """Sessions with the same settings share a client that has answered, and the last session closes it.
+
+    An unshared session has its own.
+    """
     session, clients = _session(monkeypatch, *[None] * 5)
     config = client_config({"bootstrap.servers": "b:1"})
     unproven = AdminSession(config, 8.0, clients.clock)
@@ -165,7 +168,7 @@ def test_sessions_share_a_client_that_gave_answers(monkeypatch: pytest.MonkeyPat
 
 
 def test_what_one_session_gives_up_the_others_give_up_for_what_works(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A client that was given up is replaced by a new one, which nobody else takes before it gave an answer."""
+    """A client that one session replaces is replaced for all. Others take the new client only after its first answer."""
     first, clients = _session(monkeypatch, *[None] * 6)
     second = AdminSession(client_config({"bootstrap.servers": "b:1"}), 8.0, clients.clock)
     _made.append(second)

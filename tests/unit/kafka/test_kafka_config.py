@@ -1,4 +1,4 @@
-"""Settings of the Kafka clients: what is refused, what is set, and that no secret is ever shown."""
+"""Settings of the Kafka clients are refused or completed by rule, and no secret is ever shown."""
 
 import pickle
 import traceback
@@ -64,7 +64,7 @@ REFUSED = [
 
 @pytest.mark.parametrize(("name", "value"), REFUSED)
 def test_unsafe_settings_are_refused_by_name_with_a_reason(name: str, value: str) -> None:
-    """Whatever weakens a guarantee or runs code is a ConfigError that names the setting and says why."""
+    """A setting that weakens a guarantee or runs code is a ConfigError that names it and says why."""
     with pytest.raises(ConfigError, match=name.replace(".", r"\.")) as raised:
         client_config({**SERVERS, name: value})
     assert "refused: " in raised.value.message
@@ -88,7 +88,7 @@ def test_unsafe_settings_are_refused_by_name_with_a_reason(name: str, value: str
     ],
 )
 def test_harmless_settings_pass_through(name: str, value: str) -> None:
-    """Security and tuning reach the clients that understand them, unchanged."""
+    """Security and tuning settings reach the clients that understand them, unchanged."""
     config = client_config({**SERVERS, name: value})
     kinds = [producer_properties(config), consumer_properties(config), admin_properties(config)]
     assert any(properties.get(name) == value for properties in kinds)
@@ -108,7 +108,7 @@ def test_the_guarantees_are_explicit() -> None:
 
 
 def test_a_sparing_consumer_fetches_little_unless_a_user_says_how_much() -> None:
-    """All else is that of any consumer."""
+    """A sparing consumer fetches little unless a user sets how much. Its other settings are those of any consumer."""
     given = client_config({**SERVERS, "fetch.message.max.bytes": "1048576"})
     for config, size_bytes in ((client_config(SERVERS), 64 << 10), (given, 1 << 20)):
         sparing = consumer_properties(config, is_sparing=True)
@@ -116,7 +116,7 @@ def test_a_sparing_consumer_fetches_little_unless_a_user_says_how_much() -> None
 
 
 def test_each_client_gets_only_what_it_understands() -> None:
-    """Tuning of producers does not reach consumers, nor the other way round, nor either the admin client."""
+    """Producer settings reach only producers, consumer settings only consumers, and neither reach the admin client."""
     config = client_config({**SERVERS, "compression.type": "zstd", "fetch.wait.max.ms": "3"})
     assert "compression.type" not in consumer_properties(config)
     assert "fetch.wait.max.ms" not in producer_properties(config)
@@ -133,13 +133,13 @@ def test_bootstrap_servers_are_needed(servers: dict[str, str]) -> None:
 @pytest.mark.parametrize("value", ["0", "999", "900001", "-1", "soon", "1e4"])
 @pytest.mark.parametrize("name", ["message.timeout.ms", "delivery.timeout.ms"])
 def test_a_delivery_timeout_is_finite_and_sensible(name: str, value: str) -> None:
-    """Zero would mean that a record is never settled."""
+    """A delivery timeout of zero is refused: a record would never be resolved."""
     with pytest.raises(ConfigError, match="milliseconds"):
         client_config({**SERVERS, name: value})
 
 
 def test_the_delivery_timeout_exceeds_the_clients_own() -> None:
-    """Whoever waits for it waits longer than the client does, under either name of the setting."""
+    """The caller waits longer than the client's delivery timeout, under either name of the setting."""
     assert ConfluentKafka(client_config(SERVERS)).producer().delivery_timeout_s > 30
     assert client_config(SERVERS).request_timeout_s == 10
     assert client_config({**SERVERS, "socket.timeout.ms": "1500"}).request_timeout_s == 1.5
@@ -149,7 +149,7 @@ def test_the_delivery_timeout_exceeds_the_clients_own() -> None:
 
 
 def test_a_setting_that_librdkafka_does_not_know_is_a_config_error() -> None:
-    """A misspelt name is found when the first client is made, and named."""
+    """A misspelt setting is named when the first client is made."""
     config = client_config({**SERVERS, "sasl.pasword": CANARY})
     for use in (
         ConfluentKafka(config).cluster_id,
@@ -166,7 +166,7 @@ def test_a_setting_that_librdkafka_does_not_know_is_a_config_error() -> None:
      "sasl.jaas.config", "ssl.certificate.pem", "sasl.oauthbearer.config"],
 )  # fmt: skip
 def test_a_secret_is_never_shown(name: str) -> None:
-    """Neither a repr nor an error of any kind contains the value of a secret setting."""
+    """No repr and no error contains the value of a secret setting."""
     config = client_config({**SERVERS, "security.protocol": "SASL_SSL", "sasl.mechanism": "PLAIN", name: CANARY})
     shown = [repr(config), str(config), repr(config.masked()), repr(ConfluentKafka(config))]
     shown.append(config.redact(f"{name}={CANARY} is wrong"))
@@ -180,7 +180,7 @@ def test_a_secret_is_never_shown(name: str) -> None:
 
 
 def test_of_a_secret_that_begins_as_another_does_nothing_is_shown() -> None:
-    """Whichever of them stands first in the settings."""
+    """A secret that begins with another secret is masked as a whole, in either order of the settings."""
     for names in (("sasl.password", "ssl.key.password"), ("ssl.key.password", "sasl.password")):
         config = client_config({**SERVERS, names[0]: "begins", names[1]: "begins-and-ends"})
         assert config.redact("wrong: begins-and-ends, begins") == "wrong: ***, ***"
@@ -197,20 +197,20 @@ def test_credentials_in_addresses_are_never_shown() -> None:
 
 @given(st.text(alphabet="ab1.-", min_size=1), st.text(alphabet="xyz@/!:", min_size=1))
 def test_masking_removes_any_password(user: str, ending: str) -> None:
-    """Whatever signs a password holds, nothing of it is left."""
+    """A password is masked as a whole, whatever signs it holds."""
     text = mask_text(f"see https://{user}:{CANARY}{ending}@host.example/path")
     assert CANARY not in text
     assert "host.example/path" in text
 
 
 def _everything(error: StatelogError) -> str:
-    """All that a log or a report could show of an error."""
+    """Return all that a log or a report could show of an error."""
     return "".join(traceback.format_exception(error)) + repr(error) + repr(error.facts) + repr(pickle.dumps(error))
 
 
 @pytest.mark.parametrize("name", ["sasl.kerberos.principal", "sasl.kerberos.keytab"])
 def test_what_the_client_puts_into_a_shell_has_no_character_of_a_shell(name: str) -> None:
-    """The client's default command for Kerberos expands these two, so a semicolon would begin a command."""
+    """Shell characters are refused in settings that the client's default command for Kerberos expands."""
     client_config({**SERVERS, name: "statelog/host.example@EXAMPLE.ORG"})
     with pytest.raises(ConfigError, match="shell"):
         client_config({**SERVERS, name: "x; touch /tmp/owned"})
@@ -226,7 +226,7 @@ def test_what_the_client_puts_into_a_shell_has_no_character_of_a_shell(name: str
     ],
 )
 def test_no_password_goes_over_a_network_as_it_is(servers: str, is_refused: bool) -> None:
-    """PLAIN without TLS is for loopback; SCRAM and TLS are for everywhere."""
+    """PLAIN without TLS is allowed on loopback only. SCRAM and TLS are allowed everywhere."""
     plain = {"bootstrap.servers": servers, "security.protocol": "sasl_plaintext", "sasl.mechanism": "PLAIN"}
     check_password_in_clear(client_config({**plain, "sasl.mechanism": "SCRAM-SHA-256"}))
     check_password_in_clear(client_config({**plain, "security.protocol": "SASL_SSL"}))

@@ -1,4 +1,4 @@
-"""What the answers of the Kafka client mean: only a clear yes is OK, all else is UNKNOWN and says why."""
+"""Answers of the Kafka client are classified: only a clear success is OK, and all others are UNKNOWN with a reason."""
 
 import pytest
 
@@ -51,8 +51,9 @@ def test_a_delivery_is_what_is_certain_and_else_unknown(
     ],
 )
 def test_a_refused_record_says_what_is_to_be_changed(name: str, means: str) -> None:
-    """Which setting of which topic, or which right: the broker's own text names neither. What has to be done comes
-    first in the hint, since opening again alone would only be refused again.
+    """A refused record names the topic's setting or the missing right, which the broker's text does not.
+
+    The hint begins with the necessary change, since opening again alone would be refused again.
     """
     delivery = classify_delivery("t", name, "no", None)
     assert delivery.reason == f"{name}: no{means}"
@@ -76,7 +77,7 @@ def test_a_refused_record_says_what_is_to_be_changed(name: str, means: str) -> N
     ],
 )
 def test_an_error_says_whose_turn_it_is(name: str, kind: type[Exception]) -> None:
-    """Settings, absence, damage and outage are told apart, with the brokers and the place as facts and a hint."""
+    """Configuration, absence, damage and outage are distinct errors, with brokers and position as facts, and a hint."""
     error = client_error(name, "text", "testing", "host:9092", topic="t", partition=3)
     assert type(error) is kind
     assert error.hint
@@ -84,14 +85,14 @@ def test_an_error_says_whose_turn_it_is(name: str, kind: type[Exception]) -> Non
 
 
 def test_more_replicas_than_brokers() -> None:
-    """The broker names no setting of ours: the hint does, with what one broker takes."""
+    """The hint for more replicas than brokers names our setting, and the value that one broker takes."""
     error = client_error("INVALID_REPLICATION_FACTOR", "cannot be reached", "creating the topic t", "host:9092")
     assert error.hint.startswith('Pass replication_factor=1 and allow_unsafe=["replication", "min-insync"]')
     assert client_error("INVALID_CONFIG", "x.y", "creating the topic t", "host:9092").hint != error.hint
 
 
 def test_ranges_are_checked_at_both_ends() -> None:
-    """What starts below the log is gone, what ends above it is beyond, and all else is there."""
+    """A range that starts below the log is truncated, and one that ends above it is beyond. All others are present."""
     held = OffsetRange(5, 9)
     for wanted in (held, OffsetRange(6, 7), OffsetRange(9, 9)):
         check_range("t", 0, wanted, held)

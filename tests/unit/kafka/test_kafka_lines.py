@@ -1,4 +1,4 @@
-"""What Kafka's client says of itself is a line of `logging`, and nothing else. It needs no broker to complain of."""
+"""Log lines of Kafka's client go to `logging` and nowhere else, also without a broker."""
 
 import logging
 import subprocess
@@ -40,7 +40,7 @@ for one in (producer, reader, kafka): one.close()
 
 @pytest.mark.parametrize("listens", [False, True])
 def test_nothing_is_printed_that_nobody_asked_for(listens: bool) -> None:
-    """A program that sets no handler has a clean standard error; one that does finds the lines under one name."""
+    """A program without a log handler has a clean standard error. With a handler, it finds the lines under one name."""
     done = subprocess.run(
         [sys.executable, "-c", PROGRAM, *(["listen"] if listens else [])], capture_output=True, text=True, check=True
     )
@@ -59,7 +59,7 @@ def test_nothing_is_printed_that_nobody_asked_for(listens: bool) -> None:
 def test_what_is_raised_while_a_line_is_logged_comes_out(
     kind: Any, properties: Callable[[ClientConfig], dict[str, str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Lines are handed on inside of calls of the client: a Ctrl-C that comes just then is not lost."""
+    """An exception raised while a line is logged reaches the caller of the client, a Ctrl-C included."""
 
     def interrupted(*_: object) -> None:
         raise KeyboardInterrupt

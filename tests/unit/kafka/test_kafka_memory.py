@@ -1,4 +1,4 @@
-"""The accidents that the in-memory Kafka can play: each does what it says, and a run is repeatable."""
+"""The in-memory Kafka plays each accident as described, and runs are repeatable."""
 
 from functools import partial
 
@@ -22,7 +22,7 @@ def _kafka(*fates: Fate) -> MemoryKafka:
 
 
 def _send(producer: MemoryProducer, count: int, partition: int = 0, first: int = 0) -> list[Delivery | None]:
-    """Send numbered values; the list fills as their reports come."""
+    """Send numbered values, and return a list that fills as their reports come."""
     reports: list[Delivery | None] = [None] * count
 
     def note(at: int, delivery: Delivery) -> None:
@@ -54,7 +54,7 @@ def _values(kafka: MemoryKafka, partition: int = 0) -> list[bytes]:
     ],
 )
 def test_each_fate_does_what_it_says(fate: Fate, statuses: list[DeliveryStatus | None], values: list[bytes]) -> None:
-    """The fate of the middle one of three records shows in the reports and in the log."""
+    """The fate of the middle of three records shows in the reports and in the log."""
     kafka = _kafka(Fate.DELIVER, fate)
     producer = kafka.producer()
     reports = _send(producer, 3)
@@ -65,7 +65,7 @@ def test_each_fate_does_what_it_says(fate: Fate, statuses: list[DeliveryStatus |
 
 
 def test_delayed_records_arrive_in_order_and_are_reported_then() -> None:
-    """Release appends what was held, oldest first, and the next poll reports it."""
+    """Release appends delayed records, oldest first, and the next poll reports them."""
     kafka = _kafka(Fate.DELAY)
     producer = kafka.producer()
     reports = _send(producer, 3)
@@ -79,7 +79,7 @@ def test_delayed_records_arrive_in_order_and_are_reported_then() -> None:
 
 
 def test_a_delayed_record_can_arrive_after_its_producer_is_gone() -> None:
-    """The late ghost: reported UNKNOWN at close, appended behind what a newer producer wrote."""
+    """A delayed record is UNKNOWN when its producer closes, and may be appended behind a newer producer's records."""
     kafka = _kafka(Fate.DELAY)
     old, new = kafka.producer(), kafka.join().producer()
     reports = _send(old, 1)
@@ -92,7 +92,7 @@ def test_a_delayed_record_can_arrive_after_its_producer_is_gone() -> None:
 
 
 def test_an_expired_record_can_still_arrive() -> None:
-    """A client's time-out settles nothing: UNKNOWN, and appended later all the same."""
+    """A record whose client timed out is UNKNOWN, and may still be appended later."""
     kafka = _kafka(Fate.DELAY)
     producer = kafka.producer()
     reports = _send(producer, 1)
@@ -106,7 +106,7 @@ def test_an_expired_record_can_still_arrive() -> None:
 
 
 def test_a_lost_record_takes_only_its_own_lane_along() -> None:
-    """Other partitions and other producers are not touched."""
+    """A lost record takes only its own lane along, and no other partition or producer."""
     kafka = _kafka(Fate.LOSE)
     first, second = kafka.producer(), kafka.producer()
     lost, elsewhere = _send(first, 2), _send(first, 1, partition=1)
@@ -118,7 +118,7 @@ def test_a_lost_record_takes_only_its_own_lane_along() -> None:
 
 
 def test_records_that_were_never_polled_are_gone_at_close() -> None:
-    """Close purges the queue: UNKNOWN, and they do not appear."""
+    """Close purges records that were never polled: they are UNKNOWN, and are not appended."""
     kafka = _kafka()
     producer = kafka.producer()
     reports = _send(producer, 2)
@@ -128,7 +128,7 @@ def test_records_that_were_never_polled_are_gone_at_close() -> None:
 
 
 def test_a_full_queue_is_refused_without_a_trace() -> None:
-    """The record is not queued and its callback never runs."""
+    """A record that a full queue refuses is not queued, and its callback never runs."""
     kafka = MemoryKafka(queue_limit=1)
     kafka.create_topic(TopicSpec(name="t", partitions=1, replication_factor=1))
     producer = kafka.producer()
@@ -140,7 +140,7 @@ def test_a_full_queue_is_refused_without_a_trace() -> None:
 
 
 def test_a_cluster_that_is_down_answers_nobody_and_loses_nothing() -> None:
-    """Calls are BrokerUnavailable, sends wait, and all goes on afterwards."""
+    """While the cluster is down, calls raise BrokerUnavailable and sends wait. Everything continues afterwards."""
     kafka = _kafka()
     producer = kafka.producer()
     reports = _send(producer, 1)
@@ -155,7 +155,7 @@ def test_a_cluster_that_is_down_answers_nobody_and_loses_nothing() -> None:
 
 
 def test_log_start_can_rewind_and_bring_records_back() -> None:
-    """As after a crash of a broker that had not noted the truncation."""
+    """The log start can move back, as after a crash of a broker that had not recorded the truncation."""
     kafka = _kafka()
     producer = kafka.producer()
     _send(producer, 4)
@@ -167,7 +167,7 @@ def test_log_start_can_rewind_and_bring_records_back() -> None:
 
 
 def test_a_lost_tail_is_written_again_with_the_same_offsets() -> None:
-    """An unclean election: readers of the old end get BeyondEnd, then other records under the same offsets."""
+    """After an unclean election, readers of the old end get BeyondEnd, then other records under the same offsets."""
     kafka = _kafka()
     producer = kafka.producer()
     _send(producer, 3)
@@ -182,7 +182,7 @@ def test_a_lost_tail_is_written_again_with_the_same_offsets() -> None:
 
 
 def test_truncation_under_a_reader_is_gone() -> None:
-    """A read that is overtaken by a truncation raises and never skips."""
+    """A read that a truncation overtakes raises, and never skips."""
     kafka = _kafka()
     producer = kafka.producer()
     _send(producer, 4)
@@ -195,7 +195,7 @@ def test_truncation_under_a_reader_is_gone() -> None:
 
 
 def test_operators_accidents_show_in_descriptions() -> None:
-    """A topic made anew has another id; settings and partitions change as an operator says."""
+    """A re-created topic has another id. Settings and partitions change as an operator orders."""
     kafka = _kafka()
     before = kafka.describe_topic("t")
     kafka.cluster.recreate_topic("t")
@@ -209,7 +209,7 @@ def test_operators_accidents_show_in_descriptions() -> None:
 
 
 def test_a_record_can_be_spoiled() -> None:
-    """For tests of checksums: the value at an offset is another one, and a gap has none to spoil."""
+    """A record can be spoiled to test checksums: its offset then holds another value. A gap has none to spoil."""
     kafka = _kafka()
     producer = kafka.producer()
     _send(producer, 1)
@@ -224,7 +224,7 @@ def test_a_record_can_be_spoiled() -> None:
 @settings(deadline=None)
 @given(fates=st.lists(st.sampled_from(Fate), max_size=30), data=st.data())
 def test_reports_never_lie(fates: list[Fate], data: st.DataObject) -> None:
-    """Under any fates: OK is in the log at its offset, nothing is there twice, and order holds."""
+    """Under any fates, an OK record is in the log at its offset, none is there twice, and order holds."""
     kafka = _kafka(*fates)
     producer = kafka.producer()
     reports = _send(producer, len(fates))

@@ -1,4 +1,4 @@
-"""Kafka clients and forks: a child gets a typed error, and ends as a child should."""
+"""In a forked child, Kafka clients raise a typed error, and the child ends normally."""
 
 import gc
 import signal
@@ -22,8 +22,11 @@ pytestmark = pytest.mark.filterwarnings("ignore:This process .* is multi-threade
 
 
 def test_clients_refuse_work_in_a_fork_and_may_be_dropped_there() -> None:
-    """Clients made before the fork raise ClosedError in the child, and may be dropped there without a hang or crash."""
-    # Held by this list alone, so that clearing it in the child really drops them.
+    """Clients that were made before the fork raise ClosedError in the child.
+
+    Dropping them there neither hangs nor crashes.
+    """
+    # Only this list refers to them, so clearing it in the child really drops them.
     clients = [ConfluentKafka(client_config({"bootstrap.servers": "localhost:1"})).producer()]
     clients[0].send("t", 0, b"x", lambda _: None)
 
@@ -40,7 +43,7 @@ def test_clients_refuse_work_in_a_fork_and_may_be_dropped_there() -> None:
 
 
 def test_an_admin_client_refuses_work_in_a_fork() -> None:
-    """The same for the client of topics and offsets, once it has asked a broker something."""
+    """An admin client that has asked a broker raises ClosedError in the child."""
     config = client_config({"bootstrap.servers": "localhost:1"})
     clients = [ConfluentKafka(config, request_timeout_s=0.1)]
     with pytest.raises(BrokerUnavailable):
@@ -57,7 +60,7 @@ def test_an_admin_client_refuses_work_in_a_fork() -> None:
 
 
 def test_a_client_that_was_never_used_may_be_used_in_a_fork() -> None:
-    """Clients are made at first use, so configuring before the fork and working after it is fine."""
+    """An unused client may be used in a child, since the native client is made at first use."""
     producer = ConfluentKafka(client_config({"bootstrap.servers": "localhost:1"})).producer()
 
     def check() -> None:
@@ -68,7 +71,7 @@ def test_a_client_that_was_never_used_may_be_used_in_a_fork() -> None:
 
 
 def test_a_thread_that_a_fork_left_behind_holds_nothing_up() -> None:
-    """It was noting an acknowledged record: the child knows what was seen until then, and waits for no lock."""
+    """A fork while another thread records an acknowledgement leaves the child the earlier ends, and no locked lock."""
     config = client_config({"bootstrap.servers": "localhost:2"})
     seen = vars(ConfluentKafka(config))["_seen"]
     seen.reached("t", 0, 5)
@@ -82,7 +85,7 @@ def test_a_thread_that_a_fork_left_behind_holds_nothing_up() -> None:
 
 
 def test_a_client_that_a_fork_left_half_made_is_made_anew() -> None:
-    """Another thread was making the first one of a port: the child makes its own, and waits for no lock."""
+    """A child makes its own client, and waits for no lock, if another thread was making the parent's."""
     port = ConfluentKafka(client_config({"bootstrap.servers": "localhost:1"}), request_timeout_s=0.1)
 
     def check() -> None:
@@ -96,7 +99,7 @@ def test_a_client_that_a_fork_left_half_made_is_made_anew() -> None:
 
 
 def test_a_guard_is_closed_for_good() -> None:
-    """After close every check is refused, with or without a handle."""
+    """After close, every check is refused, with or without a handle."""
     guard = ProcessGuard("thing")
     guard.check()
     guard.hold(object())
@@ -107,7 +110,7 @@ def test_a_guard_is_closed_for_good() -> None:
 
 
 def test_a_guard_that_was_closed_holds_nothing() -> None:
-    """A client that a thread was making while another closed is let go, and its maker is told."""
+    """A client that is completed after another thread closed the guard is released, and its maker gets an error."""
     guard, handle = ProcessGuard("thing"), Handle()
     guard.close()
     left = weakref.ref(handle)
@@ -118,12 +121,12 @@ def test_a_guard_that_was_closed_holds_nothing() -> None:
 
 
 class Handle:
-    """Stands in for a native client."""
+    """A stand-in for a native client."""
 
 
 def test_a_guard_that_is_forgotten_warns_and_frees_its_handle() -> None:
-    """As a file that nobody closed; whoever keeps the warning keeps no client with it, and learns where it was made."""
-    gc.collect()  # what earlier tests left behind would be told here
+    """A forgotten guard warns like an unclosed file and frees its handle. The warning says where it was made."""
+    gc.collect()  # earlier tests' leftovers would be reported here
     guard, handle = ProcessGuard("thing"), Handle()
     tracemalloc.start(5)
     try:
@@ -146,8 +149,8 @@ def test_a_guard_that_is_forgotten_warns_and_frees_its_handle() -> None:
 
 
 def test_a_guard_that_was_closed_or_gave_its_handle_up_is_silent() -> None:
-    """So is one that never had a handle, and a fork's copy."""
-    gc.collect()  # what earlier tests left behind would be told here
+    """A guard that was closed, released its handle, never had one, or is a fork's copy is silent."""
+    gc.collect()  # earlier tests' leftovers would be reported here
     forked = [ProcessGuard("thing")]
     forked[0].hold(Handle())
 
@@ -173,15 +176,15 @@ def test_a_guard_that_was_closed_or_gave_its_handle_up_is_silent() -> None:
 
 
 class _Interrupted(confluent_kafka.Consumer):
-    """Ctrl-C comes as it subscribes."""
+    """A consumer that Ctrl-C interrupts as it subscribes."""
 
     def subscribe(self, *_: object, **__: object) -> None:
-        """Never."""
+        """Raise KeyboardInterrupt."""
         raise KeyboardInterrupt
 
 
 def test_a_member_that_does_not_come_about_leaves_no_client(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What broke it off comes out, and the client is closed by then."""
+    """An interrupted construction of a member raises the interrupt, and its client is closed by then."""
     monkeypatch.setattr(confluent_kafka, "Consumer", _Interrupted)
     settings = group_settings({}, {"bootstrap.servers": "localhost:1"}, default_group="group")
     with warnings.catch_warnings(record=True) as told:

@@ -1,4 +1,4 @@
-"""Tokens for Kafka: what gives them, by name or as it is; what is told when it fails; what each client is given."""
+"""Tokens for Kafka: their functions by name or value, errors of a failed function, and each client's settings."""
 
 import pickle
 import signal
@@ -33,7 +33,7 @@ HERE = f"{__name__}:given"
 
 
 def given() -> tuple[str, float]:
-    """A token for an hour."""
+    """Return a token for an hour."""
     return CANARY, time.time() + 3600
 
 
@@ -52,7 +52,7 @@ def _raising(error: Exception) -> Callable[[], tuple[str, float]]:
 
 
 def test_a_function_that_others_can_import_is_its_name() -> None:
-    """So two that are given in different ways are equal, hash alike, and pickle."""
+    """An importable function is its name, so equal ones given in different ways are equal, hash alike, and pickle."""
     where = Where(SERVERS, "/logs", kafka_token=given)
     assert where.kafka_token == HERE
     assert where == Where(SERVERS, "/logs", kafka_token=HERE) == Where({**SERVERS, "token": HERE}, "/logs")
@@ -63,7 +63,7 @@ def test_a_function_that_others_can_import_is_its_name() -> None:
 
 
 def test_a_function_without_a_name_stays_in_its_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A closure, a part of another function, a bound method: each works here, and is refused where it would travel."""
+    """A closure, a nested function or a bound method works in its process, and is refused where it would travel."""
     closure = _raising(ValueError())
     monkeypatch.setattr(closure, "__qualname__", "given")
     for function in (closure, partial(given), TestedMethod().token):
@@ -77,18 +77,18 @@ def test_a_function_without_a_name_stays_in_its_process(monkeypatch: pytest.Monk
 
 
 class TestedMethod:
-    """Has one."""
+    """A class with a method that returns a token."""
 
     __test__ = False
 
     def token(self) -> tuple[str, float]:
-        """A token."""
+        """Return a token."""
         return given()
 
 
 @pytest.mark.parametrize("wrong", ["given", "a.b", "a:b:c", ":x", "x:", "a b:c", "os:system('x')", 3, ("a", 1.0)])
 def test_what_names_nothing_is_refused_at_once(wrong: Any) -> None:
-    """And nothing is imported for it."""
+    """A malformed name is refused at once, and nothing is imported."""
     with pytest.raises(ConfigError, match="token"):
         token_by_name(wrong)
     with pytest.raises(ConfigError, match="token"):
@@ -104,7 +104,7 @@ def test_what_names_nothing_is_refused_at_once(wrong: Any) -> None:
     ],
 )
 def test_a_name_is_looked_up_when_a_client_is_made(name: str, why: str) -> None:
-    """Not when it is said: the machine that says it may not have the module."""
+    """A name is looked up when a client is made: the machine that configures it may lack the module."""
     config = Where(SERVERS, "/logs", kafka_token=name).client_config()
     with pytest.raises(ConfigError, match=why) as caught:
         ConfluentKafka(config).cluster_id()
@@ -112,7 +112,7 @@ def test_a_name_is_looked_up_when_a_client_is_made(name: str, why: str) -> None:
 
 
 def test_a_port_logs_in_by_itself() -> None:
-    """A token beside a port, or beside no Kafka at all, would go nowhere."""
+    """A token beside a port, or without Kafka, is refused: it would have no effect."""
     for kafka in (MemoryKafka(), None):
         with pytest.raises(ConfigError, match="kafka_token goes with settings"):
             Where(kafka, "/logs", kafka_token=given)
@@ -122,7 +122,7 @@ def test_a_port_logs_in_by_itself() -> None:
 
 
 def test_a_token_brings_its_mechanism_and_tls() -> None:
-    """Where the settings say neither."""
+    """A token sets mechanism and TLS where the settings set neither."""
     settings = client_config(SERVERS, given).settings
     assert settings == {**SERVERS, "security.protocol": "SASL_SSL", "sasl.mechanism": "OAUTHBEARER"}
     other = {**SERVERS, "security.protocol": "sasl_plaintext", "sasl.mechanisms": "OAUTHBEARER"}
@@ -139,21 +139,21 @@ def test_a_token_brings_its_mechanism_and_tls() -> None:
     ],
 )
 def test_another_way_of_logging_in_contradicts_a_token(name: str, value: str) -> None:
-    """It is named, and nobody has to guess which of the two counts."""
+    """Another way of logging in contradicts a token, and is named in the error."""
     with pytest.raises(ConfigError, match="another way of logging in") as caught:
         client_config({**SERVERS, name: value}, given)
     assert caught.value.facts["setting"] == name
 
 
 def test_two_functions_are_refused() -> None:
-    """One as an argument and another in the settings."""
+    """Two token functions, as an argument and in the settings, are refused."""
     with pytest.raises(ConfigError, match="two functions"):
         Where({**SERVERS, "token": "other:token"}, "/logs", kafka_token=given)
     Where({**SERVERS, "token": HERE}, "/logs", kafka_token=HERE)
 
 
 def test_no_token_goes_over_a_network_as_it_is() -> None:
-    """As a password of the mechanism PLAIN: TLS, loopback, or the waiver."""
+    """A token needs TLS, loopback or the waiver, as a password with PLAIN does."""
     clear = {"bootstrap.servers": "broker-1:9092", "security.protocol": "SASL_PLAINTEXT"}
     with pytest.raises(ConfigError, match="OAUTHBEARER would send the token as it is"):
         check_password_in_clear(client_config(clear, given))
@@ -162,7 +162,10 @@ def test_no_token_goes_over_a_network_as_it_is() -> None:
 
 
 def test_a_group_has_the_token_of_the_cluster_that_it_is_in() -> None:
-    """The log's, unless its settings name other brokers: those never see it, and may have one of their own."""
+    """A group has the log's token.
+
+    If its settings name other brokers, they never get that token, and may have their own.
+    """
     log = client_config(SERVERS, given)
     assert group_settings({}, log.settings, default_group="g", token=log.token).config.token == HERE
     other = {"bootstrap.servers": "other:1"}
@@ -175,7 +178,10 @@ def test_a_group_has_the_token_of_the_cluster_that_it_is_in() -> None:
 
 
 def test_the_first_token_is_asked_for_before_there_is_a_client() -> None:
-    """Once: the client's own first question gets that one, and its later ones get new ones."""
+    """The first token is fetched before the client is made, once.
+
+    The client's first question gets it, and later ones get new ones.
+    """
     asked: list[int] = []
 
     def counted() -> tuple[str, float]:
@@ -196,7 +202,7 @@ def test_the_first_token_is_asked_for_before_there_is_a_client() -> None:
     ],
 )
 def test_what_confluent_kafka_takes_is_taken(token: Any) -> None:
-    """Token and expiry; with a principal; with extensions, too."""
+    """All forms that confluent-kafka accepts are accepted: token and expiry, principal, and extensions."""
     assert _source(lambda: token)(None) == token
 
 
@@ -222,14 +228,20 @@ NO_TOKENS: list[tuple[Any, str]] = [
 
 @pytest.mark.parametrize(("token", "why"), NO_TOKENS)
 def test_what_is_no_token_is_told_without_a_word_of_it(token: Any, why: str) -> None:
-    """The client would drop it in silence, and in the worst case never ask again."""
+    """A malformed token is an error that does not repeat it.
+
+    The client would drop it silently, and perhaps never ask again.
+    """
     with pytest.raises(ConfigError, match=why) as caught:
         _source(lambda: token)
     assert CANARY not in _everything(caught.value)
 
 
 def test_a_function_that_raises_is_a_typed_error_at_once() -> None:
-    """With its type and its words, secrets of the settings left out; and no client is left waiting for a token."""
+    """A function that raises is a typed error at once, with its type and message, but without secrets.
+
+    No client is left waiting for a token.
+    """
     settings = {**SERVERS, "ssl.key.password": CANARY}
     config = client_config(settings, _raising(TimeoutError(f"no answer to {CANARY}")))
     began_s = time.monotonic()
@@ -246,13 +258,13 @@ def test_a_function_that_raises_is_a_typed_error_at_once() -> None:
 
 
 def test_an_error_of_ours_comes_out_as_it_is() -> None:
-    """So that a function can say itself that nothing but another setting helps."""
+    """Our own error passes through unchanged, so that a function can say that only another setting helps."""
     with pytest.raises(NotFound, match="no such role"):
         _source(_raising(NotFound("no such role")))
 
 
 def test_a_later_failure_is_told_and_the_client_asks_again(caplog: pytest.LogCaptureFixture) -> None:
-    """It is the client's last error, before the one that says only that something was raised; and a line in the log."""
+    """A later failure is the client's last error, and a line in the log, and the client asks again."""
     answers: list[Any] = [("t", time.time() + 3600), OSError("issuer away"), ("t2", time.time() + 60)]
 
     def one() -> Any:
@@ -277,7 +289,7 @@ def test_a_later_failure_is_told_and_the_client_asks_again(caplog: pytest.LogCap
 
 
 def test_who_was_in_waits_for_a_new_token() -> None:
-    """No token at the first log-in is a refusal; later, and if the issuer does not answer, it is a matter of time."""
+    """Without a token, the first log-in is refused. Later, or if the issuer does not answer, the client waits."""
     denied = [("_AUTHENTICATION", "Failed to acquire SASL OAUTHBEARER token: invalid_client")]
     away = [("_AUTHENTICATION", "Failed to acquire SASL OAUTHBEARER token: Couldn't connect to server")]
     wrong = [("_AUTHENTICATION", "SASL authentication error: no")]
@@ -286,7 +298,7 @@ def test_who_was_in_waits_for_a_new_token() -> None:
 
 
 def test_a_client_that_lacks_what_awss_tokens_need_is_a_config_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    """confluent-kafka looks for boto3 by itself, and says so in errors of Python."""
+    """Missing boto3, which confluent-kafka needs for AWS's tokens, is a ConfigError."""
     monkeypatch.setitem(sys.modules, "confluent_kafka._oauthbearer.aws.aws_autowire", None)
     aws = {"security.protocol": "SASL_SSL", "sasl.mechanism": "OAUTHBEARER", "sasl.oauthbearer.method": "oidc"}
     marker = {"sasl.oauthbearer.metadata.authentication.type": "aws_iam"}
@@ -296,7 +308,7 @@ def test_a_client_that_lacks_what_awss_tokens_need_is_a_config_error(monkeypatch
 
 
 def test_a_signal_ends_the_wait_for_a_client() -> None:
-    """A client with a token takes a second to make: what a handler raises meanwhile comes out as itself."""
+    """A signal handler's exception ends the wait for a client with a token, which takes a second, and passes through."""
 
     class Stop(Exception): ...
 
@@ -315,7 +327,7 @@ def test_a_signal_ends_the_wait_for_a_client() -> None:
 
 
 def test_no_token_is_ever_shown(tmp_path: Path) -> None:
-    """Its function's name is, and nothing else."""
+    """Only the name of a token's function is ever shown."""
     where = Where(SERVERS, str(tmp_path), kafka_token=given)
     config = where.client_config()
     with closing(ConfluentKafka(config, request_timeout_s=0.2)) as kafka, pytest.raises(StatelogError) as caught:

@@ -1,4 +1,4 @@
-"""`HighWater` and `ask_offsets`: an end never goes back within a process, unless the log surely did."""
+"""`HighWater` and `ask_offsets`: an end never moves back within a process, unless the log surely did."""
 
 import threading
 from collections.abc import Callable
@@ -20,7 +20,7 @@ def ask(
     topic_id: Callable[[], str | None] = lambda: "id",
     at_least: int = 0,
 ) -> tuple[OffsetRange, int]:
-    """What is believed of one partition, and how many questions that took. The last answer stays."""
+    """Return the accepted range of one partition, and the number of questions. The last answer repeats."""
     asked = 0
 
     def question() -> dict[int, Listed]:
@@ -33,19 +33,22 @@ def ask(
 
 
 def test_an_offset_below_zero_is_asked_again() -> None:
-    """A half answer is no answer; the whole one behind it is."""
+    """An answer with an offset below zero is incomplete, and the question is repeated."""
     assert ask(HighWater(), [HALF, Listed(0, -1001), Listed(-1001, 5), Listed(2, 5, 1)]) == (OffsetRange(2, 5), 4)
 
 
 def test_no_answer_in_all_the_time_is_unavailable() -> None:
-    """Never an empty log."""
+    """No answer in all the time is unavailable, and never an empty log."""
     with pytest.raises(BrokerUnavailable):
         ask(HighWater(), [HALF])
 
 
 @pytest.mark.parametrize("enough", [True, False])
 def test_a_last_question_that_fails_hides_no_answer_that_was_repeated_for_long(enough: bool) -> None:
-    """Only one that was given just before an outage: that may be a deposed leader's."""
+    """A failing last question does not hide an answer that was repeated for long.
+
+    An answer just before an outage may be a deposed leader's.
+    """
     answers = iter([Listed(0, 5, 1), Listed(0, 5, 1)])
 
     def question() -> dict[int, Listed]:
@@ -68,13 +71,13 @@ def test_a_last_question_that_fails_hides_no_answer_that_was_repeated_for_long(e
 
 
 def test_an_end_below_a_start_is_asked_again() -> None:
-    """Two brokers answered, one of them is behind."""
+    """An end below a start is asked for again: two brokers answered, and one of them is behind."""
     assert ask(HighWater(), [Listed(7, 3, 1), Listed(7, 9, 2)]) == (OffsetRange(7, 9), 2)
 
 
 @pytest.mark.parametrize("how", ["listed", "acknowledged", "read"])
 def test_an_old_end_is_asked_again(how: str) -> None:
-    """A deposed leader's answer lies below what was seen, under an epoch that is not newer."""
+    """An end below the observed one, under an epoch that is not newer, is a deposed leader's, and is asked for again."""
     seen = HighWater()
     if how == "listed":
         assert ask(seen, [Listed(0, 8, 3)]) == (OffsetRange(0, 8), 1)
@@ -86,13 +89,13 @@ def test_an_old_end_is_asked_again(how: str) -> None:
 
 
 def test_an_end_below_what_others_committed_is_asked_again() -> None:
-    """A process that asks for the first time may meet a deposed leader, too: no epoch confirms that, only time."""
+    """An end below others' commits is asked for again in a new process. No epoch confirms it, only time."""
     assert ask(HighWater(), [Listed(0, 5, 3)] * 4 + [Listed(0, 8, 4)], at_least=8) == (OffsetRange(0, 8), 5)
     assert ask(HighWater(), [Listed(0, 5, 3)], at_least=8) == (OffsetRange(0, 5), 9)
 
 
 def test_a_newer_leader_that_says_it_twice_is_believed() -> None:
-    """An unclean election: two equal answers of a newer leader are a loss, one is not."""
+    """An unclean election is a loss after two equal answers of a newer leader, not after one."""
     seen = HighWater()
     ask(seen, [Listed(0, 8, 3)])
     assert ask(seen, [Listed(0, 5, 4), Listed(0, 6, 4), Listed(0, 6, 4)]) == (OffsetRange(0, 6), 3)
@@ -101,7 +104,7 @@ def test_a_newer_leader_that_says_it_twice_is_believed() -> None:
 
 
 def test_what_nobody_contradicts_is_believed_in_the_end() -> None:
-    """When all the time brought nothing else, the smaller end stands, for the questions after it too."""
+    """A smaller end that nothing contradicts in all the time is accepted, also for later questions."""
     seen = HighWater()
     ask(seen, [Listed(0, 8, 3)])
     assert ask(seen, [Listed(0, 5, 3)], tries=4) == (OffsetRange(0, 5), 4)
@@ -109,7 +112,7 @@ def test_what_nobody_contradicts_is_believed_in_the_end() -> None:
 
 
 def test_another_topic_of_the_same_name_starts_anew() -> None:
-    """Deleted and made anew: what was seen of the first one is forgotten."""
+    """A topic that was deleted and re-created does not inherit the observed end."""
     seen = HighWater()
     seen.identify("t", "one")
     ask(seen, [Listed(0, 8, 3)])
@@ -117,7 +120,7 @@ def test_another_topic_of_the_same_name_starts_anew() -> None:
 
 
 def test_nobody_who_can_say_which_topic_it_is_changes_nothing() -> None:
-    """A topic whose id cannot be had is taken for the same one."""
+    """A topic whose id is unavailable counts as the same topic."""
     seen = HighWater()
     seen.identify("t", "one")
     ask(seen, [Listed(0, 8, 3)])
@@ -125,7 +128,7 @@ def test_nobody_who_can_say_which_topic_it_is_changes_nothing() -> None:
 
 
 def test_a_deleted_topic_is_forgotten() -> None:
-    """Whoever deletes a topic has no expectations of its next one."""
+    """Deleting a topic clears its observed end."""
     seen = HighWater()
     ask(seen, [Listed(0, 8, 3)])
     seen.forget("t")
@@ -133,7 +136,7 @@ def test_a_deleted_topic_is_forgotten() -> None:
 
 
 def test_a_start_may_go_back() -> None:
-    """A broker that crashed has forgotten its last truncation; that is no old answer."""
+    """A start may move back: a broker that crashed has forgotten its last truncation."""
     seen = HighWater()
     ask(seen, [Listed(5, 8, 3)])
     assert ask(seen, [Listed(2, 8, 3)]) == (OffsetRange(2, 8), 1)
@@ -141,13 +144,13 @@ def test_a_start_may_go_back() -> None:
 
 @pytest.mark.parametrize(("start", "end"), [(-1, 5), (0, -1001), (-1001, -1001)])
 def test_a_range_refuses_negative_offsets(start: int, end: int) -> None:
-    """So that an answer that is none cannot pass for a place."""
+    """A range refuses negative offsets, so that a missing answer cannot pass for a position."""
     with pytest.raises(Misuse):
         OffsetRange(start, end)
 
 
 class _LockBesideAWriter:
-    """A lock; as soon as it is free again, another thread hears that a record was acknowledged."""
+    """A lock. As soon as it is free again, another thread records an acknowledgement."""
 
     def __init__(self, acknowledge: Callable[[], None]) -> None:
         self._lock = threading.Lock()
@@ -163,7 +166,7 @@ class _LockBesideAWriter:
 
 
 def test_what_is_acknowledged_right_behind_an_answer_stays_seen() -> None:
-    """An end that a deposed leader lists below it is then as old as before: the answer takes nothing back."""
+    """An acknowledgement right after an answer is retained: the answer does not lower the end."""
     seen = HighWater()
     seen.reached("t", 0, 8)
     vars(seen)["_lock"] = _LockBesideAWriter(lambda: seen.reached("t", 0, 9))
@@ -172,7 +175,10 @@ def test_what_is_acknowledged_right_behind_an_answer_stays_seen() -> None:
 
 
 def test_what_is_acknowledged_while_others_are_asked_again_stays_seen() -> None:
-    """What is believed when the time is over is what was doubted in all of it, and of no other partition."""
+    """An accepted smaller end lowers only the partition that was in doubt all the time.
+
+    Other acknowledgements are retained.
+    """
     seen = HighWater()
     for partition in (0, 1):
         seen.reached("t", partition, 8)

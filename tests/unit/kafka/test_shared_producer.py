@@ -1,4 +1,4 @@
-"""Producers of one process share a client, and none of their trouble. Their broker is never there, or is a real one."""
+"""Producers of one process share a client, and none of its trouble, with a broker that never answers or a real one."""
 
 import gc
 import socket
@@ -24,13 +24,13 @@ from tests.support.services.broker import Broker
 
 
 def native_of(producer: ConfluentProducer) -> confluent_kafka.Producer | None:
-    """The client that it has leased."""
+    """Return the client that a producer has leased."""
     client = vars(producer)["_client"]
     return None if client is None else client.native
 
 
 def connected(kafka: ConfluentKafka) -> ConfluentProducer:
-    """A producer with a client."""
+    """Return a producer with a client."""
     producer = kafka.producer()
     producer.connect()
     return producer
@@ -38,14 +38,14 @@ def connected(kafka: ConfluentKafka) -> ConfluentProducer:
 
 @pytest.fixture
 def settings() -> Iterator[dict[str, str]]:
-    """Those of a broker that accepts connections and never answers, so that no error is told of."""
+    """Return the settings of a broker that accepts connections and never answers, so that no error is reported."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         yield {"bootstrap.servers": f"127.0.0.1:{server.getsockname()[1]}"}
 
 
 @pytest.fixture
 def kafka(settings: dict[str, str]) -> Iterator[ConfluentKafka]:
-    """A port for that broker."""
+    """Return a port for that broker."""
     kafka = ConfluentKafka(client_config(settings))
     yield kafka
     kafka.close()
@@ -53,7 +53,7 @@ def kafka(settings: dict[str, str]) -> Iterator[ConfluentKafka]:
 
 
 def test_producers_of_the_same_settings_share_a_client(kafka: ConfluentKafka, settings: dict[str, str]) -> None:
-    """Of another port, too; other settings are another client. The port's end ends what nobody uses."""
+    """Producers with equal settings share a client, also across ports. Closing a port closes unused clients."""
     with closing(ConfluentKafka(client_config({**settings, "linger.ms": "1"}))) as other:
         first, other_settings = connected(kafka), connected(other)
         second = connected(ConfluentKafka(client_config(settings)))
@@ -63,7 +63,7 @@ def test_producers_of_the_same_settings_share_a_client(kafka: ConfluentKafka, se
 
 
 def test_a_client_waits_for_the_next_for_a_minute(kafka: ConfluentKafka) -> None:
-    """With connections that nobody used for longer it is not given again, and ends."""
+    """A client is offered to the next producer for a minute. Later its connections may be dead, and it ends."""
     with closing(connected(kafka)) as first:
         native = native_of(first)
     with closing(connected(kafka)) as second:
@@ -75,7 +75,7 @@ def test_a_client_waits_for_the_next_for_a_minute(kafka: ConfluentKafka) -> None
 
 
 def test_a_client_goes_with_its_last_lease_where_the_port_is_closed(settings: dict[str, str]) -> None:
-    """Nobody else would release it."""
+    """After its port is closed, a client ends with its last lease."""
     kafka = ConfluentKafka(client_config(settings))
     first, second = connected(kafka), connected(kafka)
     native = native_of(first)
@@ -87,7 +87,10 @@ def test_a_client_goes_with_its_last_lease_where_the_port_is_closed(settings: di
 
 
 def test_records_of_unknown_fate_are_nobody_elses(kafka: ConfluentKafka) -> None:
-    """A producer that is closed with some in flight retires its client. Others keep it, and hear nothing."""
+    """A producer that is closed with records in flight retires its client.
+
+    Other leases keep it, and get no reports of these records.
+    """
     first, second, reports, others = connected(kafka), connected(kafka), list[Delivery](), list[Delivery]()
     first.send("t", 0, b"x", reports.append)
     second.send("t", 0, b"x", others.append)
@@ -106,7 +109,7 @@ def test_records_of_unknown_fate_are_nobody_elses(kafka: ConfluentKafka) -> None
 
 
 def test_a_client_that_told_of_an_error_is_for_no_other() -> None:
-    """It may be over, or have no right to write: who comes next finds out by a new one."""
+    """A client that reported an error is not leased again. The next producer learns from a new one whether it persists."""
     kafka = ConfluentKafka(client_config({"bootstrap.servers": "localhost:1"}))
     with closing(kafka.producer()) as first, closing(kafka.producer()) as second:
         first.connect()
@@ -119,7 +122,7 @@ def test_a_client_that_told_of_an_error_is_for_no_other() -> None:
 
 
 def test_a_client_is_for_no_other_topic_of_the_same_name(kafka: ConfluentKafka, settings: dict[str, str]) -> None:
-    """It remembers leaders of the one that is gone."""
+    """A client is not leased for a re-created topic of the same name, whose old leaders it remembers."""
     with closing(connected(kafka)) as first, closing(connected(kafka)) as unused:
         first.send("t", 0, b"x", lambda _: None)
         CLIENTS.retire(client_config(settings), "other")
@@ -129,7 +132,7 @@ def test_a_client_is_for_no_other_topic_of_the_same_name(kafka: ConfluentKafka, 
 
 
 def test_a_forgotten_producer_leaves_its_client_to_nobody(kafka: ConfluentKafka) -> None:
-    """Its records may still come. It warns as a file does."""
+    """A forgotten producer retires its client, since its records may still arrive, and warns like an unclosed file."""
     with closing(connected(kafka)) as other:
         forgotten = connected(kafka)
         assert native_of(other) is native_of(forgotten)
@@ -145,7 +148,7 @@ def test_a_forgotten_producer_leaves_its_client_to_nobody(kafka: ConfluentKafka)
 
 @pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
 def test_a_fork_has_clients_of_its_own(kafka: ConfluentKafka, settings: dict[str, str]) -> None:
-    """Whoever held the lock, and whatever waits: the parent's is never given."""
+    """A fork has its own clients, whoever held the lock and whatever waits. The parent's are never leased."""
     held = [connected(kafka)]
     native = native_of(held[0])
 
@@ -169,7 +172,7 @@ def test_a_fork_has_clients_of_its_own(kafka: ConfluentKafka, settings: dict[str
 
 @pytest.fixture
 def real(broker: Broker, topic_name: str) -> Iterator[ConfluentKafka]:
-    """A port, and a topic of four partitions."""
+    """Return a port, and a topic of four partitions."""
     kafka = ConfluentKafka(client_config({"bootstrap.servers": broker.bootstrap, "client.id": topic_name}))
     kafka.create_topic(TopicSpec(name=topic_name, partitions=4, replication_factor=1))
     yield kafka
@@ -179,7 +182,7 @@ def real(broker: Broker, topic_name: str) -> Iterator[ConfluentKafka]:
 
 @pytest.mark.broker
 def test_many_threads_hear_each_of_its_own(real: ConfluentKafka, topic_name: str) -> None:
-    """As soon as it comes, whoever waits at the client: nobody waits out its time."""
+    """Each thread gets the reports of its own records as soon as they arrive, whichever thread polls the client."""
     took: list[float] = []
 
     def write() -> None:
@@ -209,7 +212,10 @@ class _Interrupted(BaseException):
 
 @pytest.mark.broker
 def test_a_signal_at_any_line_loses_no_report_and_holds_nobody_up(real: ConfluentKafka, topic_name: str) -> None:
-    """Each record that was accepted is reported once, and another thread goes on meanwhile."""
+    """A signal at any line loses no report and blocks nobody:
+
+    each accepted record is reported once, and other threads continue.
+    """
     others, is_over = list[Delivery](), threading.Event()
 
     def write() -> None:
@@ -253,7 +259,7 @@ def test_a_signal_at_any_line_loses_no_report_and_holds_nobody_up(real: Confluen
 def test_a_bulk_load_gets_a_client_of_its_own(
     real: ConfluentKafka, topic_name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As soon as nothing of it is in flight; and nobody joins it."""
+    """A bulk load gets its own client as soon as none of its records is in flight, and shares it with nobody."""
     monkeypatch.setattr(producers, "_BULK_BYTES", 1000)
 
     def write(producer: ConfluentProducer, size: int) -> None:

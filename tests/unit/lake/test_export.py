@@ -1,4 +1,4 @@
-"""`export`: a Delta Lake table stays equal to a log, whatever happens between and during two calls."""
+"""`export` keeps a Delta Lake table equal to a log, whatever happens between and during two calls."""
 
 import os
 import random
@@ -32,14 +32,14 @@ _GRADE = """{"type": "record", "name": "Visit", "fields": [
 
 
 def _listed(table: Path) -> list[dict[str, Any]]:
-    """The table's rows, in no order."""
-    opened: Any = DeltaTable(table)  # The types of delta-rs know pyarrow's partly.
+    """Return the table's rows, in no order."""
+    opened: Any = DeltaTable(table)  # delta-rs annotates pyarrow's types only partly.
     rows: list[dict[str, Any]] = opened.to_pyarrow_table().to_pylist()
     return rows
 
 
 def _rows(table: Path) -> dict[Any, Any]:
-    """The table's rows by key; fails if a key comes twice."""
+    """Return the table's rows by key. Fail if a key comes twice."""
     rows = _listed(table)
     found = {row["key"]: row["value"] for row in rows}
     assert len(found) == len(rows)
@@ -51,7 +51,7 @@ def _at(second: int) -> datetime:
 
 
 def test_a_table_is_the_state_at_the_position_of_each_export(tmp_path: Path) -> None:
-    """Puts, changes and deletes, exported after each of many random commits, or after several of them."""
+    """The table equals the state after each of many random commits of puts, changes and deletes, or after several."""
     rng, made, table = random.Random(7), TwinLog(), tmp_path / "table"
     for _ in range(12):
         for _ in range(rng.randrange(3)):
@@ -65,7 +65,7 @@ def test_a_table_is_the_state_at_the_position_of_each_export(tmp_path: Path) -> 
 
 
 def test_what_a_merge_did_is_counted(tmp_path: Path) -> None:
-    """Inserted, updated and deleted rows, and the position that the table held before."""
+    """An export reports inserted, updated and deleted rows, and the position that the table held before."""
     made, table = TwinLog(), str(tmp_path / "table")
     made.write({b"a": b"1", b"b": b"1"})
     with made.open() as log:
@@ -83,8 +83,9 @@ def test_what_a_merge_did_is_counted(tmp_path: Path) -> None:
 def test_a_schema_that_evolves_while_an_export_is_planned(
     is_first: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A symbol that only the newer schema has is never written as the older one's default: the columns are the same, so
-    no later export would mend it.
+    """A symbol that only the newer schema has is never written as the older schema's default.
+
+    The columns are the same, so no later export would mend it.
     """
     rig, table = twin_rig("log"), tmp_path / "table"
     with rig.create(value_schema=_GRADE) as log, Writer(log, "w") as writer:
@@ -117,7 +118,7 @@ _NAMES = ["a b", "100%", "a%zz", "ü€", "a&b=c;d,e+f", "{a}`<*>'\"", "a:b", ".
 def test_a_local_table_lies_where_its_path_says(
     name: str, given: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whatever characters the name has, and however it is given: made, merged into and read in that directory."""
+    """A local table is made, merged into and read in the given directory, whatever its name and form."""
     monkeypatch.chdir(tmp_path)
     made, table = TwinLog(), tmp_path / name
     slash, local = f"{table}/", table.as_uri().replace("///", "//localhost/")
@@ -136,7 +137,7 @@ def test_a_local_table_lies_where_its_path_says(
 )
 @pytest.mark.parametrize("is_url", [False, True])
 def test_a_path_that_the_library_cannot_keep_is_refused(name: str, is_url: bool, tmp_path: Path) -> None:
-    """Before anything is written, in its own directory or in that of another table."""
+    """A path that the library cannot represent is refused before anything is written."""
     table = tmp_path / name / "table"
     with TwinLog().open() as log, pytest.raises(ConfigError, match="delta-rs cannot use a path") as refused:
         export(log, table.as_uri() if is_url else table)
@@ -146,7 +147,7 @@ def test_a_path_that_the_library_cannot_keep_is_refused(name: str, is_url: bool,
 
 @pytest.mark.parametrize("text", ["", "file:relative", "file://host/a", "file:///a#b", "file:///a?b"])
 def test_a_text_that_names_no_local_table_is_refused(text: str) -> None:
-    """A fragment or a query would be cut off, and the rows written to another table."""
+    """A path with a fragment or a query is refused. The library would cut it off and write to another table."""
     with TwinLog().open() as log, pytest.raises(ConfigError, match="neither a path nor a file URL"):
         export(log, text)
 
@@ -155,7 +156,7 @@ def test_a_text_that_names_no_local_table_is_refused(text: str) -> None:
     "url", ["s3://bucket/a b[1]", "abfss://c@a.dfs.core.windows.net/x%20y", "az://c/x", "memory:///a"]
 )
 def test_the_url_of_a_remote_table_is_used_as_it_is(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Only local paths are made URLs."""
+    """The URL of a remote table is used unchanged. Only local paths become URLs."""
     seen: list[str] = []
 
     def opened(_self: DeltaTarget, _log: object, url: str, _options: object) -> None:
@@ -169,14 +170,14 @@ def test_the_url_of_a_remote_table_is_used_as_it_is(url: str, monkeypatch: pytes
 
 
 def test_a_panic_of_the_library_is_an_error_of_ours() -> None:
-    """Its own exception is no Exception, and would end a daemon that catches those."""
+    """A panic of the library is an error of ours. Its own exception is no Exception, and would end a daemon."""
     with TwinLog().open() as log, pytest.raises(StoreUnavailable, match="delta-rs panicked") as told:
         export(log, "memory:///a[1]")
     assert not isinstance(told.value.__cause__, Exception)
 
 
 def test_an_idle_export_makes_no_version(tmp_path: Path) -> None:
-    """Nothing was committed since the last one."""
+    """An export without new commits makes no version."""
     made, table = TwinLog(), str(tmp_path / "table")
     made.write({b"a": b"1"})
     with made.open() as log:
@@ -186,7 +187,7 @@ def test_an_idle_export_makes_no_version(tmp_path: Path) -> None:
 
 
 def test_a_table_behind_truncation_is_written_anew(tmp_path: Path) -> None:
-    """The log does not hold the changes any more, but its snapshot holds the state."""
+    """A table whose next changes were truncated is rewritten from the snapshot."""
     made, table = TwinLog(), tmp_path / "table"
     made.write({b"a": b"1", b"gone": b"1"})
     with made.open() as log:
@@ -203,7 +204,7 @@ def test_a_table_behind_truncation_is_written_anew(tmp_path: Path) -> None:
 
 
 def test_typed_values_are_columns_and_evolve(tmp_path: Path) -> None:
-    """A new field comes with its default, also in rows that did not change."""
+    """A new field has its default, also in rows that did not change."""
     rig, table = twin_rig("visits"), tmp_path / "table"
     with rig.create(key_type=KeyType.STRING, value_schema=_VISITS) as log, Writer(log, "w") as writer:
         writer.put("a", {"count": 1, "seen": _at(1)})
@@ -221,7 +222,7 @@ def test_typed_values_are_columns_and_evolve(tmp_path: Path) -> None:
 
 
 def test_text_does_not_replace_a_table(tmp_path: Path) -> None:
-    """That would be true in Python, and a table be lost."""
+    """A text in place of the flag does not replace a table, although it is true in Python."""
     untyped: Any = export
     with TwinLog().open() as log, pytest.raises(ConfigError, match="replace is of type str"):
         untyped(log, tmp_path, replace="false")
@@ -229,7 +230,7 @@ def test_text_does_not_replace_a_table(tmp_path: Path) -> None:
 
 
 def test_times_of_day_are_refused_before_anything_is_written(tmp_path: Path) -> None:
-    """Delta Lake has no type for them: the error names the column."""
+    """Times of day are refused before anything is written, since Delta Lake lacks them. The error names the column."""
     schema = _VISITS.replace("timestamp-millis", "time-micros")
     with (
         twin_rig("visits").create(key_type=KeyType.STRING, value_schema=schema) as log,
@@ -254,7 +255,10 @@ _TWINS = """{"type": "record", "name": "Twins", "fields": [
     ids=["beside the key", "record", "array", "map"],
 )
 def test_names_that_differ_in_case_alone_are_refused(tmp_path: Path, field: str, named: str) -> None:
-    """Delta Lake takes them for one column: the error names both. One name at two depths is two columns."""
+    """Names that differ only in case are refused with both names: Delta Lake takes them for one column.
+
+    One name at two depths is two columns.
+    """
     schema = _VISITS.replace("]}", f", {field}]}}")
     with (
         twin_rig("visits").create(key_type=KeyType.STRING, value_schema=schema) as log,
@@ -265,7 +269,7 @@ def test_names_that_differ_in_case_alone_are_refused(tmp_path: Path, field: str,
 
 
 def test_a_field_may_have_any_name_that_avro_takes(tmp_path: Path) -> None:
-    """What marks deletes in a merge is called as no field can be: the second export of one called so panicked."""
+    """A field may have any valid Avro name. The merge's own column for deletes has a name that no field can have."""
     table, name = tmp_path / "table", "__statelog_deleted"
     schema = f'{{"type": "record", "name": "Page", "fields": [{{"name": "{name}", "type": "boolean"}}]}}'
     with twin_rig("pages").create(value_schema=schema) as log, Writer(log, "w") as writer:
@@ -277,7 +281,7 @@ def test_a_field_may_have_any_name_that_avro_takes(tmp_path: Path) -> None:
 
 
 def test_keys_of_callers_key_groups_are_told_apart(tmp_path: Path) -> None:
-    """One key in two key groups is two rows, and a change is merged into its own."""
+    """One key in two key groups is two rows, and a change is merged into its own row."""
     rig, table = twin_rig("placed"), tmp_path / "table"
     with rig.create(hash_rule=HashRule.CALLER) as log, Writer(log, "w") as writer:
         for group in (1, 2):
@@ -292,7 +296,10 @@ def test_keys_of_callers_key_groups_are_told_apart(tmp_path: Path) -> None:
 
 
 def test_two_exporters_at_once_apply_nothing_twice(tmp_path: Path) -> None:
-    """Both begin with the same table, new or not; the one that is late starts again and finds nothing to do."""
+    """Two exporters with the same table, new or not, apply nothing twice.
+
+    The later one starts again and finds nothing to do.
+    """
     made, table = TwinLog(), tmp_path / "table"
     for number in range(6):
         made.write({b"a%d" % number: b"1", b"both": b"%d" % number})
@@ -316,7 +323,7 @@ def test_two_exporters_at_once_apply_nothing_twice(tmp_path: Path) -> None:
 
 
 def test_a_failure_on_the_way_leaves_the_table_as_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What reading the log raises comes out as itself, and the next export carries on."""
+    """An error from reading the log passes through, and the next export carries on."""
     made, table = TwinLog(), tmp_path / "table"
     made.write({b"a": b"1"})
     with made.open() as log:
@@ -342,7 +349,7 @@ def test_a_failure_on_the_way_leaves_the_table_as_it_was(tmp_path: Path, monkeyp
 
 
 def test_a_foreign_table_is_refused_and_replaced_on_request(tmp_path: Path) -> None:
-    """Other rows, or the export of another log, are nobody's to overwrite by mistake."""
+    """A table with other rows, or of another log, is refused, and replaced only on request."""
     made, table = TwinLog(), tmp_path / "table"
     made.write({b"a": b"1"})
     write_deltalake(table, pa.table({"mine": [1, 2]}))
@@ -356,7 +363,7 @@ def test_a_foreign_table_is_refused_and_replaced_on_request(tmp_path: Path) -> N
 
 @pytest.mark.parametrize("change", ["append", "delete", "restore"])
 def test_what_others_did_to_the_table_is_told(tmp_path: Path, change: str) -> None:
-    """Rows that came, went, or were put back since the last export are not the log's: refused, until it is replaced."""
+    """Rows that others added, removed or restored since the last export are refused, until the table is replaced."""
     made, table = TwinLog(), str(tmp_path / "table")
     for number in range(3):
         made.write({b"a": b"%d" % number, b"b%d" % number: b"1"})
@@ -382,8 +389,10 @@ def test_what_others_did_to_the_table_is_told(tmp_path: Path, change: str) -> No
 
 
 def test_maintenance_between_two_exports_is_welcome(tmp_path: Path) -> None:
-    """Compaction, ordering, vacuum and settings leave the rows as they are; where the clean-up of the table's history
-    took the last export away, all rows are written once."""
+    """Compaction, ordering, vacuum and settings leave the rows as they are.
+
+    If the table's history no longer has the last export, all rows are written once.
+    """
     made, table = TwinLog(), str(tmp_path / "table")
     for number in range(3):
         made.write({b"a": b"%d" % number, b"b%d" % number: b"1"})
@@ -409,8 +418,9 @@ def test_maintenance_between_two_exports_is_welcome(tmp_path: Path) -> None:
 @pytest.mark.usefixtures("busy_ledger")
 @pytest.mark.usefixtures("at_once")
 def test_a_table_ahead_of_its_log_is_a_loss(tmp_path: Path) -> None:
-    """The ledger ends below the position that the table holds: commits that were exported are gone. Once a person has
-    accepted that, the table is to be made anew, and is told so.
+    """A table ahead of its log's end reveals a loss of exported commits.
+
+    After a person accepts it, the export asks for a re-created table.
     """
     made, table = TwinLog(), str(tmp_path / "table")
     made.write({b"a": b"1"})
@@ -430,7 +440,7 @@ def test_a_table_ahead_of_its_log_is_a_loss(tmp_path: Path) -> None:
 
 
 def test_an_interrupt_is_no_other_writer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Ctrl-C right after a table was made ends the export; the next one finds the table whole."""
+    """Ctrl-C right after a table was made ends the export. The next export finds the table whole."""
     made, table = TwinLog(), tmp_path / "table"
     made.write({b"a": b"1"})
 

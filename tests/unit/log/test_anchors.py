@@ -1,4 +1,4 @@
-"""Anchors on the in-memory cluster: what they compare, and what proves nothing."""
+"""Anchors on the in-memory cluster detect replaced records, and prove nothing about removed ones."""
 
 import pytest
 
@@ -13,7 +13,7 @@ from tests.support.rigs.log import TwinRig, twin_rig
 
 
 def written() -> tuple[TwinRig, Log, tuple[Anchor, ...]]:
-    """A log with a commit in every partition, and the anchors of its present state."""
+    """Return a log with a commit in every partition, and the anchors of its present state."""
     rig = twin_rig("log")
     log = rig.create()
     with Writer(log, "w") as writer:
@@ -24,13 +24,13 @@ def written() -> tuple[TwinRig, Log, tuple[Anchor, ...]]:
 
 
 def of(anchors: tuple[Anchor, ...], topic: str) -> list[Anchor]:
-    """The anchors of one topic."""
+    """Return the anchors of one topic."""
     return [anchor for anchor in anchors if anchor.topic == topic]
 
 
 @pytest.mark.usefixtures("busy_ledger")
 def test_unchanged_records_pass() -> None:
-    """Every partition and the ledger have an anchor, and it holds."""
+    """Every partition and the ledger have an anchor that holds while nothing changes."""
     _, log, anchors = written()
     assert [anchor.partition for anchor in of(anchors, "data")] == [0, 1, 2, 3]
     assert len(of(anchors, "ledger")) == 1
@@ -41,7 +41,7 @@ def test_unchanged_records_pass() -> None:
 @pytest.mark.usefixtures("busy_ledger")
 @pytest.mark.parametrize("topic", ["data", "ledger"])
 def test_another_record_in_the_place_is_noticed(topic: str) -> None:
-    """A topic that lost its tail and grew again has the same offsets and other records."""
+    """A topic that lost its tail and grew again has other records at the same offsets, which an anchor detects."""
     rig, log, anchors = written()
     anchor = of(anchors, topic)[-1]
     name = log.data_topic if topic == "data" else log.ledger_topic
@@ -53,7 +53,7 @@ def test_another_record_in_the_place_is_noticed(topic: str) -> None:
 
 
 def test_one_that_is_read_with_what_follows_must_come() -> None:
-    """A replay begins with it, and where its offset has no record it is another history, too."""
+    """A replay begins with the anchored record. Its absence at that offset is another history, too."""
     before = LastRecord.of(4, b"chunk")
     plan = ReplayPlan(ranges={0: ((5, 6), (40, 41))}, listed={0: {}}, accepted=(), before={0: before})
     check = PartitionCheck("log", 0, plan)
@@ -71,7 +71,7 @@ def test_one_that_is_read_with_what_follows_must_come() -> None:
 
 @pytest.mark.usefixtures("busy_ledger")
 def test_truncated_and_given_up_records_prove_nothing() -> None:
-    """A record below the log start, or one whose loss was accepted, is not compared."""
+    """A truncated record, or one whose loss was accepted, is not compared."""
     rig, log, anchors = written()
     first, second = of(anchors, "data")[:2]
     rig.cluster.truncate(log.data_topic, first.partition, first.offset + 1)
@@ -82,7 +82,7 @@ def test_truncated_and_given_up_records_prove_nothing() -> None:
 
 
 def test_nothing_to_compare_asks_nobody() -> None:
-    """Without anchors there is nothing to ask the broker."""
+    """Without anchors, the broker is not asked."""
     rig, log, _ = written()
     rig.cluster.set_down(is_down=True)
 

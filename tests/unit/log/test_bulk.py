@@ -1,4 +1,4 @@
-"""Many equal records: how long nobody waits for a broker that says nothing."""
+"""Sending many equal records: a silent broker ends the wait."""
 
 from collections.abc import Callable
 
@@ -12,7 +12,7 @@ _QUIET_S = STALL_TIMEOUT_S / 2
 
 
 class _Slow:
-    """A producer that reports one record in `_QUIET_S`, and none but the first `reported`."""
+    """A producer that reports one record in `_QUIET_S`, and only the first `reported` ones."""
 
     delivery_timeout_s = 305.0
 
@@ -27,7 +27,7 @@ class _Slow:
         return self.now_s
 
     def connect(self) -> None:
-        """It is."""
+        """Do nothing: it is connected."""
 
     def send(self, topic: str, partition: int, value: bytes, on_delivery: Callable[[Delivery], None]) -> bool:
         self._waiting.append(on_delivery)
@@ -46,13 +46,13 @@ class _Slow:
 
 
 def test_records_that_flow_are_waited_for() -> None:
-    """However long all of them take."""
+    """Records that are reported steadily are waited for, however long all of them take."""
     producer = _Slow(reported=100)
     assert append_all(producer, "topic", 0, b"v", 100, clock=producer.clock) == [7] * 100
 
 
 def test_silence_ends_the_wait_long_before_the_client_gives_up() -> None:
-    """One void record, a barrier's for example, is not waited for as long as a slow link may need for megabytes."""
+    """A silent broker ends the wait for one void record long before the client's own timeout."""
     producer = _Slow(reported=0)
     with pytest.raises(OutcomeUnknown):
         append_all(producer, "topic", 0, b"v", 1, clock=producer.clock)

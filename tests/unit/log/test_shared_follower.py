@@ -1,4 +1,4 @@
-"""The client that follows a ledger for all threads of a process: what it gives whom, and when it is made and closed."""
+"""All threads of a process follow a ledger through one client, which is made on demand and closed when idle."""
 
 import threading
 import time
@@ -19,7 +19,7 @@ _WAIT_S = 30.0
 
 
 def never() -> bool:
-    """Nobody ends a wait."""
+    """Return False, so that nothing ends a wait early."""
     return False
 
 
@@ -27,10 +27,10 @@ class _None:
     """A log without snapshots."""
 
     def newest_sound(self, *, max_age_s: float = 0.0) -> None:
-        """There is none."""
+        """Return None."""
 
     def at(self, position: int) -> None:
-        """There is none."""
+        """Return None."""
 
 
 class World:
@@ -47,7 +47,7 @@ class World:
         write_all(self.kafka.join(), _TOPIC, 0, [b"x"] * count)
 
     def follower(self, kafka: Kafka | None = None) -> SharedFollower:
-        """Follow it."""
+        """Return a follower of the ledger."""
         identity = LogIdentity(cluster_id="c", data_topic_id="d", ledger_topic_id="l")
         source = LedgerSource(
             kafka=kafka or self.kafka, topic=_TOPIC, identity=identity, snapshots=_None(), clock=lambda: self.now_s
@@ -56,7 +56,7 @@ class World:
 
 
 class Counted(MemoryKafka):
-    """Notes where followers were made."""
+    """A Kafka that records where followers were made."""
 
     def __init__(self) -> None:
         super().__init__(idle=self.passed)
@@ -68,13 +68,13 @@ class Counted(MemoryKafka):
         self.polls += 1
 
     def follower(self, topic: str, offset: int) -> MemoryFollower:
-        """As the twin."""
+        """Record the offset, and return the twin's follower."""
         self.made.append(offset)
         return super().follower(topic, offset)
 
 
 def offsets_of(follower: SharedFollower, position: int) -> list[int]:
-    """Take what is there."""
+    """Return the offsets that a follower takes from a position on."""
     records, end = follower.take(position, 0.0)
     offsets = [one.offset for one in records]
     assert offsets == list(range(position, end))
@@ -82,7 +82,7 @@ def offsets_of(follower: SharedFollower, position: int) -> list[int]:
 
 
 def test_what_a_wait_has_dropped_is_read_again() -> None:
-    """A fold that is behind a thread that waits misses no record."""
+    """A record that a waiting thread skipped is read again for a fold that is behind."""
     world = World()
     follower = world.follower()
     assert follower.wait(4, 0.0, never)
@@ -95,7 +95,7 @@ def test_what_a_wait_has_dropped_is_read_again() -> None:
 
 
 def test_one_client_serves_waits_and_verdicts() -> None:
-    """It begins where it is asked first, and another one is made only for what lies below."""
+    """One client serves waits and verdicts. It begins at the first request, and only a lower request makes another one."""
     kafka = Counted()
     world = World(kafka)
     follower = world.follower()
@@ -114,7 +114,7 @@ def test_one_client_serves_waits_and_verdicts() -> None:
 
 
 def test_a_wait_in_a_simulation_lasts_as_long_as_it_says() -> None:
-    """The twin's time passes in polls: as many as make up the time, however the clock of its caller goes."""
+    """A simulated wait lasts its full time in polls of the twin, whatever the caller's clock does."""
     kafka = Counted()
     follower = World(kafka).follower()
     began_s = time.monotonic()
@@ -124,7 +124,7 @@ def test_a_wait_in_a_simulation_lasts_as_long_as_it_says() -> None:
 
 
 def test_an_error_ends_a_wait_and_the_client() -> None:
-    """The reader finds out by itself, and no other client is made for a while."""
+    """An error ends a wait and the client. The reader finds the cause itself, and no other client is made for a while."""
     world = World()
     follower = world.follower()
     assert not follower.wait(10, 0.0, never)
@@ -142,7 +142,7 @@ def test_an_error_ends_a_wait_and_the_client() -> None:
 
 
 def test_trouble_that_the_client_tells_of_ends_a_wait() -> None:
-    """The client goes on: one broker of several may be away for long."""
+    """A reported problem ends a wait, but not the client: one broker of several may be away for long."""
 
     kafka = Counted()
     follower = World(kafka).follower()
@@ -154,7 +154,7 @@ def test_trouble_that_the_client_tells_of_ends_a_wait() -> None:
 
 
 def test_a_client_that_nobody_uses_is_closed() -> None:
-    """After a minute, by whoever needs one; one that a thread waits with is used."""
+    """An idle client is closed after a minute by the next user. A client with a waiting thread is in use."""
     world, other = World(), World()
     follower = world.follower()
     assert not follower.wait(10, 0.0, never)
@@ -168,7 +168,10 @@ def test_a_client_that_nobody_uses_is_closed() -> None:
 
 
 def test_the_thread_that_waits_closes_a_client_that_was_taken_from_it() -> None:
-    """Nobody else touches it meanwhile; the wait goes on with another one, or ends where all is closed."""
+    """A client that is replaced during a wait is closed by the waiting thread.
+
+    The wait continues with another client, or ends on close.
+    """
     closed = list[int]()
 
     class Follower(MemoryFollower):

@@ -1,4 +1,4 @@
-"""The spare producer of a log: when there is one, when it is made anew, and what is never handed out."""
+"""The spare producer of a log is made ahead of need, re-created when it is old or broken, and never handed out then."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -12,7 +12,7 @@ from statelog.testing.kafka import MemoryKafka, MemoryProducer
 
 
 class _Client(MemoryProducer):
-    """One whose test says how its client is."""
+    """A producer whose soundness the test sets."""
 
     is_closed = False
     is_well = True
@@ -23,19 +23,19 @@ class _Client(MemoryProducer):
 
     @property
     def is_sound(self) -> bool:
-        """As the test says."""
+        """The soundness that the test has set."""
         self.looked_at()
         return self.is_well
 
     def close(self) -> None:
-        """Remembered."""
+        """Record the close."""
         self.is_closed = True
         super().close()
 
 
 @dataclass
 class _Maker:
-    """Makes clients, as long as it can."""
+    """A factory that makes clients until the test stops it."""
 
     made: list[_Client] = field(default_factory=list[_Client])
     can: bool = True
@@ -48,7 +48,7 @@ class _Maker:
 
 
 def test_it_is_kept_and_taken_once() -> None:
-    """However often it is kept there is one; it is given away once, and then made again, though not at once."""
+    """There is one spare at most. It is handed out once, and made again after a pause."""
     make = _Maker()
     spare = WarmProducer(make)
     assert spare.take(0.0) is None
@@ -66,7 +66,10 @@ def test_it_is_kept_and_taken_once() -> None:
 
 
 def test_an_old_one_is_made_anew() -> None:
-    """Before a network drops its idle connection without a word; one that nobody looked after is not taken."""
+    """An old spare is re-created before a network silently drops its connection.
+
+    One that nobody checked is not handed out.
+    """
     make = _Maker()
     spare = WarmProducer(make)
     spare.keep(0.0)
@@ -79,7 +82,7 @@ def test_an_old_one_is_made_anew() -> None:
 
 
 def test_one_that_went_bad_is_never_taken() -> None:
-    """It is made anew, each time after a longer pause: what made it bad, such as a missing right, may stay."""
+    """A broken spare is re-created, each time after a longer pause: the cause, such as a missing right, may persist."""
     make = _Maker()
     spare, made_s = WarmProducer(make), list[int]()
     for now_s in range(4000):
@@ -95,7 +98,7 @@ def test_one_that_went_bad_is_never_taken() -> None:
 
 
 def test_one_that_was_closed_under_it_is_never_taken() -> None:
-    """A client that cannot even be asked, as in a fork, is none."""
+    """A spare that was closed meanwhile, or cannot be asked, as in a fork, is never handed out."""
     make = _Maker()
     spare = WarmProducer(make)
     spare.keep(0.0)
@@ -104,7 +107,7 @@ def test_one_that_was_closed_under_it_is_never_taken() -> None:
 
 
 def test_where_none_can_be_made_there_is_none() -> None:
-    """That is no failure; as soon as one can be made there is one."""
+    """A failing factory leaves no spare and raises nothing. As soon as it works again there is one."""
     make = _Maker(can=False)
     spare = WarmProducer(make)
     spare.keep(0.0)
@@ -115,7 +118,7 @@ def test_where_none_can_be_made_there_is_none() -> None:
 
 
 def test_close() -> None:
-    """It releases what is there, and once more nothing."""
+    """Close releases the spare, and nothing the second time."""
     make = _Maker()
     spare = WarmProducer(make)
     spare.keep(0.0)
@@ -126,7 +129,7 @@ def test_close() -> None:
 
 @pytest.mark.parametrize("is_new", [True, False])
 def test_one_that_comes_back_behind_the_end_is_closed(is_new: bool) -> None:
-    """A log may be closed while the thread that keeps its spare makes one, or looks at it."""
+    """A spare is closed if the log was closed while a thread made or checked it."""
     make = _Maker()
 
     def made() -> Producer:

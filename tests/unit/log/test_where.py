@@ -1,4 +1,4 @@
-"""`Where`: a value that connects to nothing, shows no secret, and travels."""
+"""`Where` is a value that connects to nothing, shows no secret, and travels."""
 
 import pickle
 from dataclasses import FrozenInstanceError, replace
@@ -21,7 +21,7 @@ def _where() -> Where:
 
 
 def test_it_is_a_value() -> None:
-    """Equal ones are one key of a cache; a copy in another process is equal; one that differs anywhere is not."""
+    """Equal values are one key of a cache, and copies in other processes are equal. Any difference makes them unequal."""
     where = _where()
     assert where == _where() == pickle.loads(pickle.dumps(where))
     assert len({where, _where()}) == 1
@@ -37,7 +37,7 @@ def test_it_is_a_value() -> None:
 
 
 def test_it_does_not_change() -> None:
-    """Neither by itself, nor in what it holds, nor with what it was made of."""
+    """A value does not change, even if the mappings change that it was made of or returns."""
     kafka = {"bootstrap.servers": "kafka:9092"}
     where = Where(kafka, "/logs")
     kafka["bootstrap.servers"] = "elsewhere:1"
@@ -49,13 +49,13 @@ def test_it_does_not_change() -> None:
 
 
 def test_secrets_stay_out_of_sight() -> None:
-    """Passwords, storage secrets, nested ones too, and credentials in a URL."""
+    """Passwords, storage secrets, nested ones too, and credentials in a URL are masked."""
     assert "hidden" not in repr(_where())
     assert "kafka:9092" in repr(_where())
 
 
 def test_what_is_refused_is_refused_at_once() -> None:
-    """A setting, a waiver that there is not, an empty address: with what to write."""
+    """A bad setting, an unknown waiver and an empty address are refused at once, with what to write."""
     with pytest.raises(ConfigError, match=r"enable\.auto\.commit"):
         Where({"bootstrap.servers": "kafka:9092", "enable.auto.commit": "true"}, "/logs")
     for root, said in (("ftp://host/logs", "unsupported protocol 'ftp'"), ("hdfs://name/logs", "HDFS' own protocol")):
@@ -68,7 +68,7 @@ def test_what_is_refused_is_refused_at_once() -> None:
 
 
 def test_settings_are_asked_for_where_a_port_does_not_do() -> None:
-    """Kafka's settings of a port, or of a Where without Kafka, are nobody's; nor does anything but a snapshot open."""
+    """Kafka settings beside a port, or without Kafka, are refused. Without Kafka only snapshots open."""
     for kafka in (None, MemoryKafka()):
         with pytest.raises(ConfigError, match="settings of the Kafka client"):
             Where(kafka, "/logs").kafka_settings()
@@ -79,7 +79,7 @@ def test_settings_are_asked_for_where_a_port_does_not_do() -> None:
 
 
 def test_the_development_broker() -> None:
-    """Its waivers are named, and what is made there is not replicated."""
+    """The development broker names its waivers, and logs made there are not replicated."""
     where = Where.local("/logs")
     assert where.kafka_settings() == {"bootstrap.servers": "127.0.0.1:9092"}
     assert (where.root, where.allow_unsafe) == ("/logs", ("replication", "min-insync"))
@@ -87,7 +87,7 @@ def test_the_development_broker() -> None:
 
 
 def test_from_the_environment_and_a_named_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Variables win over the file that one of them names; a file that lies about is not read, whoever put it there."""
+    """Variables override the file that one of them names. A file that nobody named is not read."""
     lying, named = tmp_path / "statelog.toml", tmp_path / "named.toml"
     lying.write_text('root = "/lying"\nbootstrap = "lying:1"\n', encoding="utf-8")
     named.write_text('root = "/named"\nallow_unsafe = ["cleartext"]\n[storage]\ndirectory_mode = "2770"\n', "utf-8")

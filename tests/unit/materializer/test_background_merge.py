@@ -1,4 +1,4 @@
-"""A merge beside the rounds: named by a later one, and thrown away wherever it no longer fits."""
+"""A background merge is named by a later round, and discarded wherever it no longer fits."""
 
 import threading
 from collections.abc import Callable
@@ -23,7 +23,7 @@ from tests.support.waiting import wait_for
 
 
 class _Materializer:
-    """One process: its rounds, and what it merges beside them. Each merge is too large for a round."""
+    """One process with rounds and a background merge. Each merge is too large for a round."""
 
     def __init__(self, scratch: Path) -> None:
         self.twin = TwinLog()
@@ -49,12 +49,12 @@ class _Materializer:
             assert isinstance(self.round(), CompletedRound)
 
     def other_round(self) -> None:
-        """Of a materializer that merges in its rounds."""
+        """Run a round of a materializer that merges in its rounds."""
         settings = replace(self.settings, merge_bytes=1 << 30)
         assert isinstance(self.twin.environment.run(run_round, self.twin.open(), settings), CompletedRound)
 
     def check(self) -> None:
-        """The newest snapshot is the model, and nothing is left of what was merged."""
+        """Check that the newest snapshot equals the model, and that no file of a merge is left."""
         stored = self.log.manifests.newest()
         assert stored is not None
         assert state_of_snapshot(self.log, stored) == self.twin.model
@@ -67,7 +67,7 @@ class _Materializer:
 
 
 def test_it_takes_the_place_of_what_went_in(tmp_path: Path) -> None:
-    """A round that has room for no merge goes on beside it; the next one after it names the merged run."""
+    """A round that is too small for a merge runs concurrently with one. The next round names the merged run."""
     one = _Materializer(tmp_path)
     one.rounds(range(2))
     assert (one.runs, one.beside.is_due, one.rung) == (2, True, [])
@@ -83,7 +83,7 @@ def test_it_takes_the_place_of_what_went_in(tmp_path: Path) -> None:
 
 
 def test_it_is_named_without_news(tmp_path: Path) -> None:
-    """A merge that is over is a reason for a round, so that an idle log gets it, too."""
+    """A finished merge is a reason for a round, so an idle log gets its result, too."""
     one = _Materializer(tmp_path)
     one.rounds(range(2))
     one.beside.begin()
@@ -94,7 +94,7 @@ def test_it_is_named_without_news(tmp_path: Path) -> None:
 
 
 def test_what_went_in_may_reach_farther_by_now(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A quiet round moves the end of the newest runs: the merged ones cover as much."""
+    """A quiet round moves the end of the newest runs, and the merged run covers as much."""
     one = _Materializer(tmp_path)
     one.rounds(range(2))
     monkeypatch.setattr("statelog.materializer.round.QUIET_RECORDS", 2)
@@ -108,7 +108,7 @@ def test_what_went_in_may_reach_farther_by_now(tmp_path: Path, monkeypatch: pyte
 
 
 def test_another_one_was_faster(tmp_path: Path) -> None:
-    """Its round merged what is merged here, and the files are gone: nothing is told, and nothing is left."""
+    """A merge that another process finished first is discarded silently, with its files."""
     for begin_first in (True, False):
         (tmp_path / str(begin_first)).mkdir()
         one = _Materializer(tmp_path / str(begin_first))
@@ -137,7 +137,7 @@ def _gone(log: Log, path: str) -> None:
 def test_what_it_finds_is_told_by_the_next_round(
     damage: Callable[[Log, str], None], error: type[Damaged], tmp_path: Path
 ) -> None:
-    """Damage of a run that the newest manifest names is as loud as in a round."""
+    """A merge that finds a damaged run of the newest manifest raises in the next round."""
     one = _Materializer(tmp_path)
     one.rounds(range(2))
     stored = one.log.manifests.newest()
@@ -150,7 +150,7 @@ def test_what_it_finds_is_told_by_the_next_round(
 
 
 def test_a_full_disk_fails_one_round(tmp_path: Path) -> None:
-    """The next one leaves the merge again."""
+    """A full disk fails one round. The next round starts the merge again."""
     one = _Materializer(tmp_path)
 
     def full(step: str, path: Path) -> None:
@@ -169,7 +169,7 @@ def test_a_full_disk_fails_one_round(tmp_path: Path) -> None:
 
 
 def test_a_round_that_fails_throws_it_away(tmp_path: Path) -> None:
-    """Its files go with the round that was to name them."""
+    """A failing round discards the merge that it was to name, with its files."""
     one = _Materializer(tmp_path)
     one.rounds(range(2))
     one.beside.begin()
@@ -182,7 +182,7 @@ def test_a_round_that_fails_throws_it_away(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("is_over", [True, False])
 def test_its_end_leaves_no_file(is_over: bool, tmp_path: Path) -> None:
-    """Whether it was over when the daemon ended, or ends at its next table because of that."""
+    """Closing leaves no file, whether the merge was over or is stopped at its next table."""
     one = _Materializer(tmp_path)
     writing, closed = threading.Event(), threading.Event()
 
@@ -208,7 +208,7 @@ def test_its_end_leaves_no_file(is_over: bool, tmp_path: Path) -> None:
 
 
 def test_a_daemon_merges_beside_its_rounds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Rounds follow each other while it is under way, and it counts as work of its own until it is silent for long."""
+    """Rounds continue while the daemon merges. A merge counts as separate work until it is silent for long."""
     bench = DaemonBench(tmp_path, fanout=2, merge_bytes=1)
     found, held, inline, begin = list[list[Work]](), list[Callable[[], None]](), bench.start, BackgroundMerge.begin
 
@@ -234,7 +234,7 @@ def test_a_daemon_merges_beside_its_rounds(tmp_path: Path, monkeypatch: pytest.M
 
 
 def test_a_daemon_that_ended_is_not_quiet_while_it_merges(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """So whoever opens its log again waits for a merge that hangs, as for a round that does: none is left beside it."""
+    """A daemon that ended is not quiet while it merges, so opening its log again waits for a hanging merge."""
     bench = DaemonBench(tmp_path, fanout=2, merge_bytes=1)
     begin = BackgroundMerge.begin
 
@@ -254,6 +254,6 @@ def test_a_daemon_that_ended_is_not_quiet_while_it_merges(tmp_path: Path, monkey
 
 
 def test_how_many_threads() -> None:
-    """Half of them, so that rounds have the others."""
+    """A merge uses half of the threads, so that rounds have the others."""
     assert MaterializerSettings(threads=5).threads_beside == 2
     assert MaterializerSettings(threads=1).threads_beside == 1

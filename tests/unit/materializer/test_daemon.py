@@ -1,4 +1,4 @@
-"""The daemon on twins: its schedule, what it tolerates, what it reports, and how it stops. No test sleeps."""
+"""The daemon on twins keeps its schedule, tolerates failures, reports events and stops. No test sleeps."""
 
 import os
 import signal
@@ -17,7 +17,10 @@ from tests.support.rigs.log import TwinLog, settings_for
 
 
 def test_rounds_follow_each_other_at_a_fixed_delay_whatever_their_outcome(tmp_path: Path) -> None:
-    """The first wait is spread, every other is the interval; skipped rounds move the schedule on, counted apart."""
+    """The first wait is spread, and every other is the interval.
+
+    Skipped rounds move the schedule on, counted separately.
+    """
     bench = DaemonBench(tmp_path, jitter=0.5)
     bench.twin.write({b"a": b"1"})
     bench.at(150, lambda: bench.twin.write({b"a": b"2"}))
@@ -42,7 +45,7 @@ def test_the_delay_counts_from_the_end_of_a_round(tmp_path: Path) -> None:
 
 
 def test_a_round_that_its_budget_cut_short_is_followed_at_once(tmp_path: Path) -> None:
-    """While it is behind, the daemon does not wait: a backlog would never end otherwise."""
+    """A round that its budget cut short is followed at once: a backlog would never end otherwise."""
     bench = DaemonBench(tmp_path, budget_commits=1)
     for i in range(3):
         bench.twin.write({b"a": str(i).encode()})
@@ -52,7 +55,7 @@ def test_a_round_that_its_budget_cut_short_is_followed_at_once(tmp_path: Path) -
 
 
 def test_a_trigger_runs_a_round_now_and_starts_the_delay_anew(tmp_path: Path) -> None:
-    """Whoever wants a round gets it at once; the next one of the interval comes a whole interval after it."""
+    """A trigger starts a round at once. The next scheduled one follows a whole interval after it."""
     bench = DaemonBench(tmp_path)
     bench.at(30, bench.daemon.trigger)
     bench.run(until_s=200)
@@ -60,7 +63,7 @@ def test_a_trigger_runs_a_round_now_and_starts_the_delay_anew(tmp_path: Path) ->
 
 
 def test_triggers_during_a_round_cause_one_more_round_after_it(tmp_path: Path) -> None:
-    """However many there are, never two at once: what was committed before the trigger is covered by the next one."""
+    """Triggers during a round cause one more round after it, which covers everything that was committed before them."""
     bench = DaemonBench(tmp_path)
     bench.hold()
     bench.at(10, bench.daemon.trigger, bench.daemon.trigger)
@@ -72,7 +75,7 @@ def test_triggers_during_a_round_cause_one_more_round_after_it(tmp_path: Path) -
 
 
 def test_a_trigger_before_the_start_is_not_lost(tmp_path: Path) -> None:
-    """A daemon that is told to begin with a round does not wait for its first delay."""
+    """A trigger before the start makes the daemon begin with a round, without its first delay."""
     bench = DaemonBench(tmp_path, jitter=1.0)
     bench.daemon.trigger()
     bench.run(until_s=1)
@@ -80,7 +83,7 @@ def test_a_trigger_before_the_start_is_not_lost(tmp_path: Path) -> None:
 
 
 def test_failures_are_tolerated_up_to_the_limit_and_then_raised(tmp_path: Path) -> None:
-    """With two tolerated, the third failure in a row ends the daemon with the error itself."""
+    """With two tolerated failures, the third in a row ends the daemon with the error itself."""
     bench = DaemonBench(tmp_path, failures_tolerated=2)
     bench.broken = True
     with pytest.raises(StoreUnavailable):
@@ -94,7 +97,7 @@ def test_failures_are_tolerated_up_to_the_limit_and_then_raised(tmp_path: Path) 
 
 
 def test_a_good_round_resets_the_count_of_failures(tmp_path: Path) -> None:
-    """Only failures in a row count: with one tolerated, every other round may fail."""
+    """A good round resets the count: with one tolerated failure, every other round may fail."""
     bench = DaemonBench(tmp_path, failures_tolerated=1)
     bench.twin.write({b"a": b"1"})
 
@@ -121,7 +124,7 @@ def test_damage_is_never_tolerated(tmp_path: Path) -> None:
 
 
 def test_damage_that_a_round_finds_is_never_tolerated(tmp_path: Path) -> None:
-    """A run that is gone, which no look reads: the first round that meets it ends the daemon."""
+    """A missing run, which no check reads, ends the daemon in the first round that meets it."""
     bench = DaemonBench(tmp_path, failures_tolerated=100)
     bench.twin.write({b"a": b"1"})
     bench.twin.environment.run(run_round, bench.twin.open(), settings_for(tmp_path))
@@ -135,7 +138,7 @@ def test_damage_that_a_round_finds_is_never_tolerated(tmp_path: Path) -> None:
 
 
 def test_a_defect_of_the_program_is_never_tolerated(tmp_path: Path) -> None:
-    """An exception that is none of ours ends the daemon as it is, though the round ran on another thread."""
+    """An exception that is none of ours ends the daemon unchanged, although the round ran on another thread."""
     bench = DaemonBench(tmp_path, failures_tolerated=100)
     bench.twin.write({b"a": b"1"})
     bench.log.store.upload = None  # type: ignore[assignment] # a defect: what is called is not a function
@@ -144,7 +147,7 @@ def test_a_defect_of_the_program_is_never_tolerated(tmp_path: Path) -> None:
 
 
 def test_a_stop_is_no_failure_and_waits_for_the_round(tmp_path: Path) -> None:
-    """Told to stop during a round, the daemon ends with it, and it counts."""
+    """A stop during a round waits for the round, which counts."""
     bench = DaemonBench(tmp_path)
     bench.twin.write({b"a": b"1"})
     bench.hold()
@@ -157,7 +160,7 @@ def test_a_stop_is_no_failure_and_waits_for_the_round(tmp_path: Path) -> None:
 
 
 def test_a_held_back_cleanup_is_reported(tmp_path: Path) -> None:
-    """A run that only an old kept snapshot names and that is gone stops all removal, and somebody is told."""
+    """A missing run that only an old retained snapshot names stops all removal, and is reported."""
     bench = DaemonBench(tmp_path, fanout=2)
     for i in range(2):
         bench.twin.write({b"a": str(i).encode()})
@@ -177,7 +180,7 @@ def test_a_held_back_cleanup_is_reported(tmp_path: Path) -> None:
 
 
 def test_truncation_is_told_beside_what_is_left(tmp_path: Path) -> None:
-    """A round says how many records it truncated, how many are left, and whose position holds them."""
+    """A round reports how many records it truncated, how many are left, and the position that holds them."""
     bench = DaemonBench(tmp_path)
     for i in range(3):
         bench.twin.write({f"k{n}".encode(): str(i).encode() for n in range(9)})
@@ -191,7 +194,7 @@ def test_truncation_is_told_beside_what_is_left(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_to_stop_sets_the_flag_and_nothing_else(number: signal.Signals, tmp_path: Path) -> None:
-    """The signal handler only asks to stop: a round in flight ends well, and then the daemon returns."""
+    """The signal handler only requests the stop. A round in flight ends normally, and then the daemon returns."""
     twin = TwinLog()
     twin.write({b"a": b"1"})
     control, kinds = Control(), list[str]()
@@ -214,7 +217,7 @@ def test_a_signal_to_stop_sets_the_flag_and_nothing_else(number: signal.Signals,
 
 
 def test_sigusr1_triggers_a_round(tmp_path: Path) -> None:
-    """An operator's signal is a trigger: a round begins without waiting for the interval."""
+    """SIGUSR1 starts a round without waiting for the interval."""
     twin = TwinLog()
     control, causes = Control(), list[str]()
     restore = install_signal_handlers(control)
@@ -223,7 +226,7 @@ def test_sigusr1_triggers_a_round(tmp_path: Path) -> None:
         def on_event(event: Event) -> None:
             if event.kind is EventKind.ROUND_STARTED:
                 causes.append(event.facts["cause"].value)
-                # The wish is noted on another thread; only once it is there can the daemon be told to stop, too.
+                # The trigger is recorded on another thread. The daemon may be stopped only after that.
                 os.kill(os.getpid(), signal.SIGUSR1) if len(causes) == 1 else control.stop()
 
         settings = settings_for(tmp_path, interval_s=1e6, jitter=0.0, alarm_age_s=1e7)
@@ -234,7 +237,7 @@ def test_sigusr1_triggers_a_round(tmp_path: Path) -> None:
 
 
 def test_real_threads_do_what_the_bench_does(tmp_path: Path) -> None:
-    """With threads and the real clock: a round, a trigger from another thread, another round, a stop."""
+    """Real threads and the real clock behave as the bench: a round, another thread's trigger, another round, a stop."""
     twin = TwinLog()
     twin.write({b"a": b"1"})
     completed = threading.Semaphore(0)

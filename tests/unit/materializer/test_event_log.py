@@ -1,4 +1,4 @@
-"""Events as log lines: what a materializer says where its caller takes no events."""
+"""A materializer logs its events where its caller takes none."""
 
 import logging
 from dataclasses import asdict
@@ -90,7 +90,7 @@ _EVENTS: tuple[tuple[Event, int, str], ...] = (
     ("event", "level", "text"), _EVENTS, ids=lambda value: value.kind.value if isinstance(value, Event) else ""
 )
 def test_an_event_is_a_line(event: Event, level: int, text: str, caplog: pytest.LogCaptureFixture) -> None:
-    """Alarms are errors, what a person should know is a warning, the rest information; each names the log."""
+    """Alarms are errors, important events warnings, and the rest information. Each line names the log."""
     with caplog.at_level(logging.INFO, logger=_LOGGER):
         log_event(event)
     ((name, found, line),) = caplog.record_tuples
@@ -98,12 +98,12 @@ def test_an_event_is_a_line(event: Event, level: int, text: str, caplog: pytest.
 
 
 def test_every_event_has_its_line() -> None:
-    """None is left to the words of another."""
+    """Every event has its own wording."""
     assert {event.kind for event, _, _ in _EVENTS} == set(EventKind)
 
 
 def test_a_daemon_without_a_listener_logs(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """Nothing that it does goes unsaid because nobody asked for events."""
+    """A daemon without a listener logs all its events."""
     daemon = Materializer(TwinLog(partitions=1).open(), settings_for(tmp_path))
     daemon.stop()
     with caplog.at_level(logging.INFO, logger=_LOGGER):
@@ -116,7 +116,7 @@ def test_a_daemon_without_a_listener_logs(tmp_path: Path, caplog: pytest.LogCapt
 def test_a_round_logs_what_it_could_not_do(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whoever drops the outcome of a round finds in the log that lag tools are behind."""
+    """A round logs that the offsets for lag tools are behind, even if its caller drops the outcome."""
     twin = TwinLog(partitions=1)
     twin.write({b"a": b"1"})
     log = twin.open()

@@ -1,4 +1,4 @@
-"""The worked example of a changelog with checkpoints and materializations that overlap, step by step on the twins."""
+"""The worked example, step by step on the twins: a changelog with overlapping checkpoints and materializations."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -11,7 +11,7 @@ from tests.support.rigs.log import TwinLog, settings_for, state_of, state_of_sna
 
 
 def test_settings_are_a_choice() -> None:
-    """A log is enough for one round, and for a daemon."""
+    """Settings are optional: a log is enough for one round, and for a daemon."""
     twin = TwinLog(partitions=1)
     twin.write({b"a": b"1"})
     log = twin.open()
@@ -21,7 +21,9 @@ def test_settings_are_a_choice() -> None:
 
 @pytest.mark.usefixtures("busy_ledger")
 def test_a_round_that_overlaps_checkpoints_takes_each_change_once(tmp_path: Path) -> None:
-    """What is committed while a round runs is neither in its snapshot nor lost, and truncation waits for a second one.
+    """Changes committed while a round runs are not in its snapshot, but not lost.
+
+    Truncation waits for a second snapshot.
 
     a, checkpoint 1; b, checkpoint 2; a round takes its target; c, checkpoint 3; the round ends; d, checkpoint 4.
     """
@@ -44,7 +46,7 @@ def test_a_round_that_overlaps_checkpoints_takes_each_change_once(tmp_path: Path
     assert state_of_snapshot(log, newest) == at_target
     twin.write({b"d": b"1"})
 
-    # Replay goes on right behind the target: c and d, and b is not among them.
+    # The replay continues right behind the target: c and d are in it, b is not.
     assert twin.environment.run(tail_now, log).changes == 2
     assert state_of(log) == twin.model
     assert log.data_offsets()[0].start == 0
@@ -58,7 +60,7 @@ def test_a_round_that_overlaps_checkpoints_takes_each_change_once(tmp_path: Path
 
 
 def test_recovery_has_the_log_alone_until_the_first_round_and_snapshots_across_failures_after(tmp_path: Path) -> None:
-    """With no snapshot the log is the state; with some, and failed rounds between them, it is still the same."""
+    """Recovery gives the same state from the log alone, from snapshots, and across failed rounds."""
     twin = TwinLog()
     for turn in range(6):
         twin.write({f"k{i}".encode(): f"{turn}".encode() if (i + turn) % 4 else None for i in range(20)})

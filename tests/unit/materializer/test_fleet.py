@@ -1,4 +1,4 @@
-"""Many logs in one process, on twins and real threads: what becomes of one is no other's trouble."""
+"""Many logs in one process, on twins and real threads: the trouble of one log does not affect another."""
 
 import threading
 import time
@@ -26,7 +26,7 @@ from tests.support.waiting import wait_for
 
 @dataclass(slots=True)
 class FleetBench:
-    """Logs on a twin, and the fleet that drives them. `calls` are told of each call of the store first."""
+    """Logs on a twin, and the fleet that drives them. `calls` sees each call of the store first."""
 
     scratch: Path
     twin: Twin = field(default_factory=Twin)
@@ -44,7 +44,7 @@ class FleetBench:
             self.write(name)
 
     def write(self, name: str) -> None:
-        """One more commit."""
+        """Write one more commit."""
         with Log.open(name, self.twin.where()) as log, Writer(log, "w") as writer:
             writer.put(b"k", str(time.monotonic()).encode())
             writer.commit()
@@ -53,7 +53,7 @@ class FleetBench:
     def running(
         self, *names: str, find: Callable[[], Collection[str]] | None = None, control: Control | None = None
     ) -> Generator[None]:
-        """The fleet at work, on a thread of its own; it ends by itself at the end."""
+        """Run the fleet on its own thread until the block ends."""
         control = control or Control()
         self.fleet = Fleet(
             self._kit, names, find=find, settings=self.settings, control=control, on_event=self.events.append
@@ -69,20 +69,20 @@ class FleetBench:
         assert not thread.is_alive()
 
     def rounds(self, name: str) -> int:
-        """How many rounds of a log put a manifest."""
+        """Return how many rounds of a log put a manifest."""
         return self.told(EventKind.ROUND_COMPLETED, name)
 
     def merged(self, name: str) -> int:
-        """How many of them named runs in place of others."""
+        """Return how many of them named runs in place of others."""
         outcomes = (one.outcome for one in list(self.events) if one.log == name)
         return sum(isinstance(outcome, CompletedRound) and outcome.runs_merged > 0 for outcome in outcomes)
 
     def told(self, kind: EventKind, name: str) -> int:
-        """How many events of a kind a log has."""
+        """Return how many events of a kind a log has."""
         return sum(one.kind is kind and one.log == name for one in list(self.events))
 
     def state(self, name: str) -> MemberState | None:
-        """How a log is."""
+        """Return the state of a log."""
         return next((one for one in self.fleet.states() if one.log == name), None)
 
     def _kit(self, name: str) -> Kit:
@@ -97,12 +97,12 @@ class FleetBench:
 
 @pytest.fixture
 def bench(tmp_path: Path) -> FleetBench:
-    """A bench without logs."""
+    """Return a bench without logs."""
     return FleetBench(tmp_path)
 
 
 def test_each_log_gets_its_rounds(bench: FleetBench) -> None:
-    """By its own settings, and counted for itself; all are closed at the end."""
+    """Each log has rounds by its own settings and its own counts. All logs are closed at the end."""
     bench.make("a", "b", "c")
     bench.of_log["c"] = {"interval_s": 59.0, "jitter": 1.0, "alarm_age_s": 1e5}
     with bench.running("a", "b", "c"):
@@ -122,7 +122,7 @@ def test_each_log_gets_its_rounds(bench: FleetBench) -> None:
 
 
 def test_a_damaged_log_is_set_aside_and_the_others_go_on(bench: FleetBench) -> None:
-    """It says why, and is taken up again once it is mended."""
+    """A damaged log is quarantined with its reason, and resumes once it is mended."""
     bench.make("bad", "good")
     [manifest_path] = [one.path for one in bench.twin.disk.files("bad/descriptor")]
     whole = bench.twin.disk.get(manifest_path)
@@ -144,7 +144,7 @@ def test_a_damaged_log_is_set_aside_and_the_others_go_on(bench: FleetBench) -> N
 
 
 def test_rounds_that_hang_keep_no_other_log_from_its_rounds(bench: FleetBench, monkeypatch: pytest.MonkeyPatch) -> None:
-    """More logs hang than rounds are admitted at once: those that are silent do not count."""
+    """Silent rounds do not count against the limit: with more of them than the limit, another log still has its rounds."""
     monkeypatch.setattr("statelog.materializer.fleet._PATIENCE_S", 0.1)
     bench.settings = FleetSettings(rounds=2, looks=2, retry_s=0.05, find_s=0.05)
     hanging = ["h1", "h2", "h3"]
@@ -173,7 +173,7 @@ def test_rounds_that_hang_keep_no_other_log_from_its_rounds(bench: FleetBench, m
 
 
 def test_merges_that_hang_keep_no_other_log_from_its_merges(bench: FleetBench, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As many logs hang in what they merge beside their rounds as may merge at once, and another one merges."""
+    """Hanging background merges do not count against the limit, so another log still merges."""
     monkeypatch.setattr("statelog.materializer.fleet._PATIENCE_S", 0.1)
     bench.settings = FleetSettings(rounds=1, retry_s=0.05, find_s=0.05)
     names, over, hung = ["hangs", "well"], threading.Event(), set[str]()
@@ -199,7 +199,7 @@ def test_merges_that_hang_keep_no_other_log_from_its_merges(bench: FleetBench, m
 
 
 def test_few_rounds_go_on_at_once(bench: FleetBench) -> None:
-    """However many logs are due, and each gets its turn."""
+    """Few rounds run at once, however many logs are due, and each log has its rounds."""
     bench.settings = FleetSettings(rounds=2)
     names = [f"log{number}" for number in range(12)]
     bench.make(*names)
@@ -223,7 +223,7 @@ def test_few_rounds_go_on_at_once(bench: FleetBench) -> None:
 
 
 def test_a_log_that_is_always_behind_starves_no_other(bench: FleetBench) -> None:
-    """With one round at a time: it is due at once after each of its rounds, and others were due before."""
+    """A log that is always due does not starve others: with one round at a time, logs that were due before come first."""
     bench.settings = FleetSettings(rounds=1)
     bench.make("busy", "a", "b")
     for _ in range(40):
@@ -236,7 +236,7 @@ def test_a_log_that_is_always_behind_starves_no_other(bench: FleetBench) -> None
 
 
 def test_logs_appear_and_go(bench: FleetBench) -> None:
-    """What is below the root is found while it runs; a directory that is no log is nobody's trouble."""
+    """Logs below the root are found while the fleet runs. A directory that is no log does not matter."""
     bench.make("first")
     bench.twin.disk.write("stray/file", b"x", absent=True)
 
@@ -257,7 +257,7 @@ def test_logs_appear_and_go(bench: FleetBench) -> None:
 
 
 def test_a_named_log_that_does_not_exist_is_waited_for(bench: FleetBench) -> None:
-    """It is told once, and is not ready; once it is made, it is rolled up."""
+    """A named log that does not exist is reported once and is not ready. Once it is made, it is rolled up."""
     bench.make("there")
     with bench.running("there", "missing"):
         wait_for(lambda: bench.told(EventKind.LOG_GONE, "missing") == 1)
@@ -270,7 +270,7 @@ def test_a_named_log_that_does_not_exist_is_waited_for(bench: FleetBench) -> Non
 
 
 def test_a_copy_that_is_not_finished_is_no_log_yet(bench: FleetBench) -> None:
-    """It may stay so for months, ready for when its log is lost: nothing is wrong with it, and nobody is alarmed."""
+    """An unfinished copy is no log yet: it may stay so for months, and nothing alarms."""
     bench.make("a")
     with Log.open("a", bench.twin.where()) as log:
         copy_log(log, "copy", bench.twin.where(), settings=settings_for(bench.scratch))
@@ -288,7 +288,7 @@ def test_a_copy_that_is_not_finished_is_no_log_yet(bench: FleetBench) -> None:
 
 
 def test_a_root_that_cannot_be_listed_is_told_and_asked_again(bench: FleetBench) -> None:
-    """What is known goes on meanwhile."""
+    """A root that cannot be listed is reported and retried. Known logs continue meanwhile."""
     bench.make("a")
     fails = iter([False, True, True])
 
@@ -310,7 +310,7 @@ def test_a_root_that_cannot_be_listed_is_told_and_asked_again(bench: FleetBench)
 
 
 def test_a_log_whose_settings_are_refused_is_no_other_ones_trouble(bench: FleetBench) -> None:
-    """Those that were found after it are taken up, and so is it once it has others."""
+    """A log with refused settings does not hold up logs that were found later. It resumes once its settings are valid."""
     bench.make("a", "bad", "c")
     bench.of_log["bad"] = {"fanout": 1}
     with bench.running(find=lambda: ["a", "bad", "c"]):
@@ -322,7 +322,7 @@ def test_a_log_whose_settings_are_refused_is_no_other_ones_trouble(bench: FleetB
 
 
 class _Hasty(Control):
-    """Once armed, a round is asked for right after it was looked whether one was."""
+    """A control that requests a round right after the fleet has checked for one."""
 
     is_armed = _is_asked = False
 
@@ -340,7 +340,7 @@ class _Hasty(Control):
 
 
 def test_no_request_for_a_round_is_missed(bench: FleetBench) -> None:
-    """Whenever it comes: one that has just been looked past is the next turn's."""
+    """A request right after the fleet's check is served by its next pass."""
     bench.make("a")
     bench.of_log["a"] = {"interval_s": 1e4, "alarm_age_s": 1e5}
     control = _Hasty()
@@ -353,7 +353,7 @@ def test_no_request_for_a_round_is_missed(bench: FleetBench) -> None:
 
 
 def test_a_round_that_is_wanted_at_the_start_is_one_of_the_logs_that_are_found(bench: FleetBench) -> None:
-    """They are not known yet when it is asked for, and would have to wait for long without that."""
+    """A round requested at the start covers logs that are found only later."""
     names = ["a", "b"]
     bench.make(*names)
     bench.of_log = {name: {"interval_s": 1e6, "jitter": 1.0, "alarm_age_s": 1e7} for name in names}
@@ -366,13 +366,16 @@ def test_a_round_that_is_wanted_at_the_start_is_one_of_the_logs_that_are_found(b
 def test_a_log_that_is_still_being_opened_at_the_end_is_closed_then(
     bench: FleetBench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The end does not wait for it: its store may hang for ever."""
+    """The fleet's end does not wait for a log that is still being opened, whose store may hang.
+
+    It is closed when it opens.
+    """
     bench.make("slow")
     asked, over, closed = threading.Event(), threading.Event(), list[str]()
     close = Log.close
 
     def hang(_log: str, method: str) -> Fault | None:
-        if method == "list":  # When its first round is due is asked once it is open.
+        if method == "list":  # Its due time is asked once it is open.
             asked.set()
             over.wait(60)
         return None
@@ -392,7 +395,7 @@ def test_a_log_that_is_still_being_opened_at_the_end_is_closed_then(
 
 
 def test_a_log_that_was_deleted_is_not_opened_anew_while_its_old_round_hangs(bench: FleetBench) -> None:
-    """Neither one that is found nor one that is named; it is told once that it is gone."""
+    """A deleted log is not opened again while its old round hangs, found or named. Its absence is reported once."""
     names = ["found", "named"]
     hung, over = set[str](), threading.Event()
     bench.make(*names)
@@ -424,7 +427,7 @@ def test_a_log_that_was_deleted_is_not_opened_anew_while_its_old_round_hangs(ben
 def test_a_log_that_cannot_even_be_closed_is_no_other_ones_trouble(
     bench: FleetBench, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The defect is told, and what ended its rounds is what it is set aside for."""
+    """A log whose close fails does not affect others. The defect is reported, and the first error quarantines the log."""
     close = Log.close
 
     def broken(log: Log) -> None:

@@ -1,4 +1,4 @@
-"""Rounds that outlive their time: they are given up, the daemon goes on, and what they bring late does no harm."""
+"""A round that exceeds its time is abandoned, the daemon continues, and a late outcome does no harm."""
 
 import threading
 from collections.abc import Callable
@@ -26,7 +26,7 @@ BEFORE_PUT = CRASH_POINTS[: CRASH_POINTS.index("after-put")]
 
 
 def given_up_at(point: str, twin: TwinLog, tmp_path: Path) -> CompletedRound:
-    """A round that is given up as soon as it has passed a point."""
+    """Run a round that is abandoned as soon as it has passed a point."""
     passed: list[str] = []
     outcome = (
         replace(twin.environment, crash=passed.append)
@@ -44,13 +44,13 @@ def given_up_at(point: str, twin: TwinLog, tmp_path: Path) -> CompletedRound:
 
 @pytest.fixture
 def twin(tmp_path: Path) -> TwinLog:
-    """A log with a snapshot and a tail."""
+    """Return a log with a snapshot and a tail."""
     return rolled_up(tmp_path)
 
 
 @pytest.mark.parametrize("point", BEFORE_PUT)
 def test_a_round_given_up_before_its_put_ends_at_that_step(point: str, twin: TwinLog, tmp_path: Path) -> None:
-    """It raises, puts nothing, leaves no local file, and the next round does what it would have done."""
+    """A round abandoned before its put raises and leaves nothing. The next round does its work."""
     with pytest.raises(RoundGivenUp):
         given_up_at(point, twin, tmp_path)
     assert twin.open().manifests.numbers() == [1]
@@ -63,13 +63,13 @@ def test_a_round_given_up_before_its_put_ends_at_that_step(point: str, twin: Twi
 
 @pytest.mark.parametrize("point", [point for point in CRASH_POINTS if point not in BEFORE_PUT])
 def test_a_round_given_up_after_its_put_is_finished(point: str, twin: TwinLog, tmp_path: Path) -> None:
-    """Its manifest counts by then, and cleaning up after it is right at any time."""
+    """A round abandoned after its put is finished. Its manifest counts, and cleaning up is always right."""
     assert given_up_at(point, twin, tmp_path).number == 2
     assert state_of(twin.open()) == twin.model
 
 
 def test_a_round_given_up_in_the_middle_of_a_step_ends_between_two_tables(twin: TwinLog, tmp_path: Path) -> None:
-    """A merge of hours is not merged to its end for nobody: writing asks before each table."""
+    """An abandoned round stops a long merge between two tables: writing checks before each."""
     asked: list[int] = []
     passed: list[str] = []
 
@@ -83,7 +83,7 @@ def test_a_round_given_up_in_the_middle_of_a_step_ends_between_two_tables(twin: 
 
 
 def test_a_round_that_hangs_is_given_up_and_the_schedule_moves_on(tmp_path: Path) -> None:
-    """After its time it counts as failed; the next round comes after the interval, and its outcome counts."""
+    """A hanging round fails after its time. The next round follows after the interval, and its outcome counts."""
     bench = DaemonBench(tmp_path, round_timeout_s=50)
     bench.twin.write({b"a": b"1"})
     bench.hold()
@@ -100,7 +100,7 @@ def test_a_round_that_hangs_is_given_up_and_the_schedule_moves_on(tmp_path: Path
 
 
 def test_a_round_given_up_stops_at_its_next_step_when_it_goes_on(tmp_path: Path) -> None:
-    """Released after its time, it puts nothing; the daemon is told that it is gone, and counts it no second time."""
+    """An abandoned round that continues puts nothing. The daemon sees it end, and does not count it twice."""
     bench = DaemonBench(tmp_path, round_timeout_s=50)
     bench.twin.write({b"a": b"1"})
     bench.hold()
@@ -114,7 +114,7 @@ def test_a_round_given_up_stops_at_its_next_step_when_it_goes_on(tmp_path: Path)
 
 
 def test_a_round_given_up_at_its_put_counts_after_all(tmp_path: Path) -> None:
-    """It could not be stopped any more, and won its slot: it is told as late, counted, and ends the row of failures."""
+    """A round abandoned at its put that wins its slot is reported as late and counted. It ends the row of failures."""
     bench = DaemonBench(tmp_path, round_timeout_s=50)
     bench.twin.write({b"a": b"1"})
     put, is_at_put, may_put = bench.log.manifests.put, threading.Event(), threading.Event()
@@ -128,7 +128,7 @@ def test_a_round_given_up_at_its_put_counts_after_all(tmp_path: Path) -> None:
     def start(work: Callable[[], None]) -> None:
         threads.append(threading.Thread(target=work, daemon=True))
         threads[-1].start()
-        if len(threads) == 2:  # The first look was the first one, and the round is on its way to its put.
+        if len(threads) == 2:  # The first check was the initial one, and the round is on its way to its put.
             assert is_at_put.wait(60)
         else:
             threads[-1].join(60)
@@ -149,7 +149,7 @@ def test_a_round_given_up_at_its_put_counts_after_all(tmp_path: Path) -> None:
 
 
 def test_a_late_outcome_takes_no_newer_one_back() -> None:
-    """A round that lost its race long ago is counted, and the newest manifest that is known stays the newest."""
+    """A late outcome of a lost race is counted, and the newest known manifest stays the newest."""
     known = with_outcome(MaterializerStatistics(), SkippedRound(number=7, position=70), duration_s=1.0)
     after = with_outcome(known, LostRound(number=3), duration_s=9.0)
     assert (after.number, after.position, after.lost) == (7, 70, 1)
@@ -157,7 +157,7 @@ def test_a_late_outcome_takes_no_newer_one_back() -> None:
 
 
 def test_no_more_rounds_hang_than_failures_are_tolerated(tmp_path: Path) -> None:
-    """Each hanging round is a thread that nobody can end; the daemon ends rather than gather them."""
+    """The daemon ends after as many hanging rounds as tolerated failures, since each is a thread that nobody can end."""
     bench = DaemonBench(tmp_path, round_timeout_s=50, failures_tolerated=2)
     bench.hold()
     with pytest.raises(RoundGivenUp):
@@ -167,7 +167,7 @@ def test_no_more_rounds_hang_than_failures_are_tolerated(tmp_path: Path) -> None
 
 
 def test_hanging_rounds_count_even_between_good_ones(tmp_path: Path) -> None:
-    """A good round resets the failures in a row, but not the threads that hang."""
+    """A good round resets the failures in a row, but not the number of hanging rounds."""
     bench = DaemonBench(tmp_path, round_timeout_s=50, failures_tolerated=1)
     bench.hold()
     bench.at(60, bench.go_on)
@@ -182,7 +182,7 @@ def test_hanging_rounds_count_even_between_good_ones(tmp_path: Path) -> None:
 
 
 def test_damage_that_a_late_round_found_ends_the_daemon(tmp_path: Path) -> None:
-    """What is broken is broken, whenever it is noticed."""
+    """Damage that a late round found ends the daemon."""
     bench = DaemonBench(tmp_path, round_timeout_s=50)
     bench.twin.write({b"a": b"1"})
     run_round(bench.twin.open(), settings_for(tmp_path))
@@ -194,7 +194,7 @@ def test_damage_that_a_late_round_found_ends_the_daemon(tmp_path: Path) -> None:
 
 
 def test_a_stop_does_not_wait_for_a_round_that_was_given_up(tmp_path: Path) -> None:
-    """Told to stop while a round hangs, the daemon waits until its time is over, and no longer."""
+    """A stop waits for a hanging round until its time is over, and no longer."""
     bench = DaemonBench(tmp_path, round_timeout_s=50)
     bench.hold()
     bench.at(10, bench.control.stop)
@@ -223,7 +223,7 @@ def test_a_single_round_is_given_up_as_well(tmp_path: Path) -> None:
 def test_a_round_that_ends_as_soon_as_it_began_leaves_the_daemon_quiet(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Right after it was asked whether it is over: nobody waits for it for ever who would open its log again."""
+    """A round that ends right after a check leaves the daemon quiet, so its log can be opened again."""
     bench = DaemonBench(tmp_path)
 
     class EndsOnceAsked(Future[Any]):
@@ -240,7 +240,7 @@ def test_a_round_that_ends_as_soon_as_it_began_leaves_the_daemon_quiet(
 
 
 def test_a_clock_that_is_set_back_meanwhile_takes_no_time_away(twin: TwinLog, tmp_path: Path) -> None:
-    """What a round took, and what its replay and its reading back did, is never less than nothing."""
+    """A clock that is set back never makes the durations of a round, its replay and its reading back negative."""
     back = count(2e9, -3600.0)
     environment = replace(twin.environment, wall_clock=lambda: next(back))
     outcome = environment.run(run_round, twin.open(), settings_for(tmp_path))

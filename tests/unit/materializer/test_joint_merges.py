@@ -14,7 +14,7 @@ from tests.support.rigs.log import TwinLog, settings_for, state_of
 
 
 class _Rounds:
-    """Rounds on one log, and how many files each of them began to write."""
+    """Rounds on one log, and the number of files that each of them began to write."""
 
     def __init__(self, scratch: Path, **settings: int) -> None:
         self.rng = random.Random(7)
@@ -27,7 +27,7 @@ class _Rounds:
         self._opened += step == "open" and path.suffix == ".parquet"
 
     def round(self, keys: range, tasks: int = 1) -> tuple[int, CompletedRound]:
-        """The files that a round wrote which rolls up a put of each of these keys, and its outcome."""
+        """Run a round over a put of each of these keys. Return the number of files that it wrote, and its outcome."""
         self.twin.write({f"k{number}".encode(): self.rng.randbytes(200) for number in keys})
         self._opened = 0
         outcome = self._environment.run(run_round, self.twin.open(), self._settings, make_engine=split_engine(tasks))
@@ -36,14 +36,14 @@ class _Rounds:
         return self._opened, outcome
 
     def runs(self) -> tuple[RunRef, ...]:
-        """Those of the snapshot."""
+        """Return the runs of the snapshot."""
         newest = self.twin.open().manifests.newest()
         assert newest is not None
         return newest.runs
 
 
 def test_a_delta_is_merged_before_it_is_written(tmp_path: Path) -> None:
-    """The third run fills the tier: it is never a file of its own. What is counted stays the same."""
+    """The third run fills the tier and is never a file of its own. The counts stay the same."""
     rounds = _Rounds(tmp_path, fanout=3)
     found = [rounds.round(range(first, first + 30)) for first in (0, 10, 20)]
     assert [files for files, _ in found] == [1, 1, 1]
@@ -53,7 +53,7 @@ def test_a_delta_is_merged_before_it_is_written(tmp_path: Path) -> None:
 
 
 def test_merges_that_follow_from_each_other_are_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Three deltas fill a tier, and what they come to fills the next one: one file, with nothing in between."""
+    """Three deltas fill a tier, and their merge fills the next one: all is one file, with nothing in between."""
     monkeypatch.setattr("statelog.schemas.snapshot.run_ref._SMALLEST_TIER_BYTES", 8192)
     rounds = _Rounds(tmp_path, fanout=3)
     found = [rounds.round(range(first, first + 30)) for first in range(0, 540, 30)]
@@ -63,7 +63,10 @@ def test_merges_that_follow_from_each_other_are_one(tmp_path: Path, monkeypatch:
 
 
 def test_changes_of_few_keys_pull_in_no_large_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """They come to less than is replayed, which is as much as the bottom holds; the delta before tells how much."""
+    """A delta of few keys does not merge the bottom run, although the replay is as large.
+
+    The last delta gives the estimate.
+    """
     monkeypatch.setattr("statelog.schemas.snapshot.run_ref._SMALLEST_TIER_BYTES", 4096)
     rounds = _Rounds(tmp_path, fanout=3)
     rounds.round(range(400))
@@ -77,7 +80,7 @@ def test_changes_of_few_keys_pull_in_no_large_run(tmp_path: Path, monkeypatch: p
 
 
 def test_a_merge_of_more_tasks_than_partitions_is_made_by_itself(tmp_path: Path) -> None:
-    """A replay is cut between partitions alone, a merge between key groups, too: none gets fewer tasks than before."""
+    """A replay is cut between partitions only, a merge between key groups, too. A merge of more tasks stays separate."""
     rounds = _Rounds(tmp_path, fanout=3)
     files = [rounds.round(range(first, first + 60), tasks=8)[0] for first in (0, 10, 20)]
     assert files[:2] == [4, 4]

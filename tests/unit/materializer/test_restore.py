@@ -1,4 +1,4 @@
-"""The restore-time budget: what a restore would take, when a round is due because of it, and when none helps."""
+"""The restore-time budget: the estimate of a restore, early rounds because of it, and budgets that none can meet."""
 
 from functools import partial
 from itertools import pairwise
@@ -33,7 +33,7 @@ SLOW = Rates(
 
 
 def test_the_estimate_is_download_plus_replay() -> None:
-    """Snapshot bytes by the download rate, plus the slowest of the tail's bytes, its changes and its chunks."""
+    """The estimate is snapshot bytes by the download rate, plus the slowest of the tail's bytes, changes and chunks."""
     by_bytes = estimate(SLOW, snapshot_bytes=5000, tail_bytes=300, tail_changes=20, tail_chunks=9)
     assert (by_bytes.snapshot_s, by_bytes.tail_s, by_bytes.total_s) == (5.0, 3.0, 8.0)
     by_changes = estimate(SLOW, snapshot_bytes=0, tail_bytes=300, tail_changes=40, tail_chunks=9)
@@ -58,13 +58,13 @@ def test_the_estimate_is_download_plus_replay() -> None:
 def test_a_round_is_due_when_the_estimate_nears_the_budget(
     snapshot_s: float, tail_s: float, expected: RestoreOutlook
 ) -> None:
-    """At four fifths of ten seconds, or at half of what the snapshot leaves; never for the snapshot's own sake."""
+    """A round is due at four fifths of the budget, or at half of what the snapshot leaves, but never without a tail."""
     assert outlook(RestoreEstimate(snapshot_s=snapshot_s, tail_s=tail_s), 10) is expected
 
 
 @given(st.floats(0, 1e6), st.floats(0, 1e6), st.floats(0.01, 1e5))
 def test_the_outlook_never_asks_for_a_round_without_a_tail(snapshot_s: float, tail_s: float, budget_s: float) -> None:
-    """An empty tail is never a reason for a round, an exceeded budget always is, if a round can mend it."""
+    """An empty tail never asks for a round. An exceeded budget always does, if a round can mend it."""
     assert outlook(RestoreEstimate(snapshot_s=snapshot_s, tail_s=0), budget_s) is not RestoreOutlook.ROUND_DUE
     found = outlook(RestoreEstimate(snapshot_s=snapshot_s, tail_s=tail_s), budget_s)
     assert (found is RestoreOutlook.IN_TIME) <= (snapshot_s + tail_s < budget_s)
@@ -72,7 +72,7 @@ def test_the_outlook_never_asks_for_a_round_without_a_tail(snapshot_s: float, ta
 
 
 def test_rates_follow_what_is_measured() -> None:
-    """New measurements outweigh older ones; guesses fade; small ones and ones without a duration are left out."""
+    """New measurements outweigh older ones and guesses. Small ones, and ones without a duration, are left out."""
     guess = Rates()
     assert guess.after_download(1000, 5.0) == guess
     assert guess.after_replay(1 << 30, 10, 0.0) == guess
@@ -85,18 +85,18 @@ def test_rates_follow_what_is_measured() -> None:
 
 
 def slow_bench(tmp_path: Path, **settings: Any) -> DaemonBench:
-    """A daemon that believes in slow rates, with a budget of twenty seconds and a long interval."""
+    """Return a daemon with slow estimated rates, a budget of twenty seconds and a long interval."""
     defaults: dict[str, Any] = {"interval_s": 10_000.0, "alarm_age_s": 20_000.0, "restore_budget_s": 20.0}
     return DaemonBench(tmp_path, SLOW, **defaults | settings)
 
 
 def write(bench: DaemonBench, changes: int, turn: int = 0) -> None:
-    """Commit so many changes, which take a tenth of a second each to replay."""
+    """Commit so many changes. Each takes a tenth of a second to replay."""
     bench.twin.write({b"k%d" % i: b"%d" % turn for i in range(changes)})
 
 
 def test_a_round_starts_early_when_a_restore_would_take_too_long(tmp_path: Path) -> None:
-    """A small tail waits for the interval; one that nears the budget does not, within a look of its commit."""
+    """A small tail waits for the interval. A tail that nears the budget starts a round at the next check."""
     bench = slow_bench(tmp_path)
     bench.at(100, lambda: write(bench, 10))
     bench.at(200, lambda: write(bench, 200, 1))
@@ -112,15 +112,16 @@ def test_a_round_starts_early_when_a_restore_would_take_too_long(tmp_path: Path)
 def test_without_a_budget_a_tail_of_ten_seconds_asks_for_a_round(
     snapshot_s: float, tail_s: float, expected: str
 ) -> None:
-    """However large the snapshot is: nobody said how long a restore may take, so nothing is out of reach."""
+    """Without a budget, a tail of ten seconds starts a round, and no snapshot is too large."""
     assert outlook(RestoreEstimate(snapshot_s=snapshot_s, tail_s=tail_s), None) == expected
 
 
 def test_without_a_budget_many_small_commits_are_rolled_up_early_and_not_often(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """By their number: a tail of as many changes in one commit waits. Rounds come ten times in an interval at most, and
-    nothing alarms.
+    """Many small commits are rolled up early because of their number.
+
+    Such rounds come at most ten times in an interval, and nothing alarms.
     """
     monkeypatch.setattr(schedule, "_CHUNKS_PER_SECOND", 2.0)
     bench = DaemonBench(tmp_path, interval_s=1000.0, alarm_age_s=20_000.0)
@@ -136,7 +137,7 @@ def test_without_a_budget_many_small_commits_are_rolled_up_early_and_not_often(
 
 
 def test_without_a_budget_the_interval_decides_for_an_ordinary_tail(tmp_path: Path) -> None:
-    """The same tail, and no round before the interval is over."""
+    """Without a budget, an ordinary tail gets no round before the interval is over."""
     bench = DaemonBench(tmp_path, interval_s=10_000.0, alarm_age_s=20_000.0)
     bench.at(200, lambda: write(bench, 200))
     bench.run(until_s=9_000)
@@ -157,7 +158,7 @@ def test_without_a_budget_the_interval_decides_for_an_ordinary_tail(tmp_path: Pa
 def test_an_early_round_waits_for_as_long_as_the_last_one_took(
     now_s: float, lasted_s: float, has_failed: bool, expected: str | None
 ) -> None:
-    """Five seconds after the last round, or its own duration if that is longer, or for the interval if it failed."""
+    """An early round waits five seconds after the last one, or its duration if longer, or the interval if it failed."""
     cause = cause_of_round(
         MaterializerSettings(restore_budget_s=30.0),
         now_s=now_s,
@@ -172,7 +173,7 @@ def test_an_early_round_waits_for_as_long_as_the_last_one_took(
 
 
 def test_early_rounds_keep_their_distance(tmp_path: Path) -> None:
-    """However fast the tail grows, budget rounds are at least the spacing apart."""
+    """Early rounds are at least the spacing apart, however fast the tail grows."""
     bench = slow_bench(tmp_path, restore_spacing_s=15.0)
     for turn, time_s in enumerate(range(100, 160)):
         bench.at(time_s, partial(write, bench, 200, turn))
@@ -183,7 +184,7 @@ def test_early_rounds_keep_their_distance(tmp_path: Path) -> None:
 
 
 def test_early_rounds_do_not_use_up_the_failures_that_are_tolerated(tmp_path: Path) -> None:
-    """While rounds fail and the ledger can be looked at, the budget does not turn a short trouble into the end."""
+    """Failing early rounds do not use up the tolerated failures while the ledger is readable."""
     bench = slow_bench(tmp_path)
     bench.at(100, lambda: write(bench, 200), lambda: setattr(bench, "broken_method", "upload"))
     bench.run(until_s=9_000)
@@ -192,13 +193,13 @@ def test_early_rounds_do_not_use_up_the_failures_that_are_tolerated(tmp_path: Pa
 
 
 def test_looks_are_never_so_frequent_that_they_are_all_that_is_done() -> None:
-    """Often enough for the budget, the alarm and people; never more than twenty a second, whatever is asked for."""
+    """Checks are frequent enough for the budget, the alarm and people, and never more than twenty a second."""
     every = [check_every_s(MaterializerSettings(restore_budget_s=budget_s)) for budget_s in (None, 60.0, 20.0, 1e-6)]
     assert every == [30.0, 3.0, 1.0, 0.05]
 
 
 def test_a_budget_that_the_snapshot_exceeds_is_told_once_and_not_fought(tmp_path: Path) -> None:
-    """More rounds would not help: one event with both times, and rounds at the interval only."""
+    """A budget that the snapshot exceeds is reported once, with both times. Rounds stay at the interval."""
     bench = slow_bench(tmp_path, restore_budget_s=0.5)
     write(bench, 200)
     bench.at(100, lambda: write(bench, 200, 1))
@@ -210,7 +211,7 @@ def test_a_budget_that_the_snapshot_exceeds_is_told_once_and_not_fought(tmp_path
 
 
 def test_statistics_tell_what_a_restore_would_take(tmp_path: Path) -> None:
-    """Un-materialized bytes, changes and age, and the estimate, as one value."""
+    """Statistics report un-materialized bytes, changes and age, and the restore estimate, as one value."""
     bench = slow_bench(tmp_path)
     bench.at(100, lambda: write(bench, 15))
     bench.run(until_s=150)

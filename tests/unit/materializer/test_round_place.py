@@ -1,4 +1,4 @@
-"""A store that is not the log's, or not there: a round and a reader say so, and Kafka is not truncated for its sake."""
+"""A foreign or missing store is an error for rounds and readers, and Kafka is not truncated."""
 
 from collections.abc import Callable
 from contextlib import suppress
@@ -24,7 +24,7 @@ from tests.support.rigs.log import TwinLog, settings_for, where_at
 
 
 class _Mount(NamedTuple):
-    """A log whose directory lies on a volume that can go away and come back."""
+    """A log whose directory lies on a volume that can be unmounted and mounted again."""
 
     log: Log
     root: Path
@@ -39,7 +39,7 @@ class _Mount(NamedTuple):
         return run_round(self.log, settings_for(self.scratch))
 
     def unmount(self) -> None:
-        """An empty mount point is what is left."""
+        """Leave an empty mount point."""
         self.root.rename(f"{self.root}.away")
         self.root.mkdir()
 
@@ -54,7 +54,7 @@ class _Mount(NamedTuple):
 
 @pytest.fixture
 def mount(tmp_path: Path) -> _Mount:
-    """A log without a snapshot, whose volume is there."""
+    """Return a log without a snapshot, whose volume is mounted."""
     root, scratch = tmp_path / "volume", tmp_path / "scratch"
     root.mkdir()
     scratch.mkdir()
@@ -68,8 +68,10 @@ def mount(tmp_path: Path) -> _Mount:
 
 @pytest.mark.parametrize("rounds", [0, 1, 4])
 def test_an_empty_directory_is_not_taken_for_a_log_without_a_snapshot(rounds: int, mount: _Mount) -> None:
-    """The volume goes away before the first snapshot, before the first truncation, or after it: rounds and readers
-    refuse as long as it is away, nothing is truncated, and when it is back, everything is there."""
+    """An unmounted volume is not taken for a log without a snapshot, at any stage.
+
+    Rounds and readers refuse and nothing is truncated. When it is mounted again, everything is there.
+    """
     for checkpoint in range(1, rounds + 2):
         mount.commit(checkpoint)
         if checkpoint <= rounds:
@@ -90,7 +92,10 @@ def test_an_empty_directory_is_not_taken_for_a_log_without_a_snapshot(rounds: in
 
 @pytest.mark.parametrize("point", ["after-fold", "after-upload", "after-list", "after-win", "after-check"])
 def test_a_directory_that_goes_away_in_mid_round_costs_no_record(point: str, mount: _Mount) -> None:
-    """Whatever step the round is at: a manifest in an empty directory is not what Kafka is truncated to."""
+    """A directory that disappears at any step of a round costs no record:
+
+    Kafka is not truncated for a manifest in an empty one.
+    """
     starts = mount.starts()
 
     def crash(name: str) -> None:
@@ -110,14 +115,14 @@ def test_a_directory_that_goes_away_in_mid_round_costs_no_record(point: str, mou
             mount.round()
     assert mount.starts() == starts
     mount.mount()
-    # By another process: this one may have put a manifest that the volume never saw, and goes on missing it.
+    # Another process does this. This one may have put a manifest that the volume lacks, and keeps missing it.
     store = LocalStore(mount.root, "log")
     with Log.open("log", where_at(mount.log.kafka, store)) as log:
         assert len(recover(log).to_dict()) == 4
 
 
 def test_nothing_is_truncated_once_the_directory_is_away(mount: _Mount) -> None:
-    """It goes right before a truncation that is due, and with it the leases that would have held it."""
+    """A directory that disappears right before a due truncation, with the leases in it, stops the truncation."""
     for checkpoint in range(1, 3):
         mount.commit(checkpoint)
         mount.round()
@@ -138,7 +143,7 @@ def test_nothing_is_truncated_once_the_directory_is_away(mount: _Mount) -> None:
 
 
 def test_another_logs_directory_is_refused(mount: _Mount, tmp_path: Path) -> None:
-    """A root URL that points to a log of the same name on another cluster."""
+    """A root URL that points to another cluster's log of the same name is refused."""
     (tmp_path / "other").mkdir()
     Log.create(
         "log",
@@ -154,12 +159,12 @@ def test_another_logs_directory_is_refused(mount: _Mount, tmp_path: Path) -> Non
 
 
 def _back(twin: TwinLog) -> None:
-    """An older copy of the directory: its newest manifest is not there yet."""
+    """Replace the directory with an older copy that lacks its newest manifest."""
     twin.disk.remove(f"log/{MANIFESTS.path(3)}")
 
 
 def _emptied(twin: TwinLog) -> None:
-    """The manifests are gone, the descriptor is there."""
+    """Remove the manifests, and leave the descriptor."""
     for number in (2, 3):
         twin.disk.remove(f"log/{MANIFESTS.path(number)}")
 
@@ -168,7 +173,10 @@ def _emptied(twin: TwinLog) -> None:
 def test_a_newest_manifest_below_one_that_was_seen_is_not_believed(
     change: Callable[[TwinLog], None], tmp_path: Path
 ) -> None:
-    """The store went back: rounds and readers of this process refuse, and truncate nothing."""
+    """A store that went back below an observed manifest is refused by this process's rounds and readers.
+
+    Nothing is truncated.
+    """
     twin = TwinLog()
     log = twin.open()
     for turn in range(3):
