@@ -392,7 +392,7 @@ def test_a_found_file_gets_no_secret_of_another_place(
 
 
 def test_a_found_file_may_say_what_a_stronger_place_replaces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A found file may set an address if it holds the secret, a stronger layer sets the address, or no secret is set."""
+    """A found file may set an address if it holds the secret, if a stronger layer sets it, or without any secret."""
     monkeypatch.chdir(tmp_path)
     home = {"XDG_CONFIG_HOME": str(tmp_path)}
     for text, environment in (

@@ -116,7 +116,7 @@ def mine(clients: list[_Client]) -> Iterator[reader.ConfluentReader]:
 
 @pytest.mark.parametrize("end", [2, 3, _END], ids=["behind", "half", "inside"])
 def test_it_is_thrown_away(mine: reader.ConfluentReader, end: int) -> None:
-    """A client that met the batch is closed, also if the batch lies behind the range, where the client fetches ahead."""
+    """A client that met the batch is closed, also if the batch lies behind the range that is read."""
     for _ in range(2):
         found: list[int] = []
         with nullcontext() if end == 2 else pytest.raises(Unreadable) as told:

@@ -112,7 +112,7 @@ def test_dropped_questions_are_asked_again_only_in_time(monkeypatch: pytest.Monk
 
 @pytest.mark.parametrize(("text", "asked"), [("waiting for controller", 2), ("no response", 1)])
 def test_what_may_have_been_sent_is_not_sent_twice(monkeypatch: pytest.MonkeyPatch, text: str, asked: int) -> None:
-    """A question that may have been sent is not repeated, unless the client says that it found no broker to send it to."""
+    """A question that may have been sent is not repeated, unless the client says that it found no broker."""
     session, clients = _session(monkeypatch, None, Refused("_TIMED_OUT", text), None)
     session.ask(_request)
     if asked == 1:
@@ -168,7 +168,7 @@ def test_sessions_share_a_client_that_gave_answers(monkeypatch: pytest.MonkeyPat
 
 
 def test_what_one_session_gives_up_the_others_give_up_for_what_works(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A client that one session replaces is replaced for all. Others take the new client only after its first answer."""
+    """A client that one session replaces is replaced for all. Others share the new one only after its first answer."""
     first, clients = _session(monkeypatch, *[None] * 6)
     second = AdminSession(client_config({"bootstrap.servers": "b:1"}), 8.0, clients.clock)
     _made.append(second)

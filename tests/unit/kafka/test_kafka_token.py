@@ -308,7 +308,7 @@ def test_a_client_that_lacks_what_awss_tokens_need_is_a_config_error(monkeypatch
 
 
 def test_a_signal_ends_the_wait_for_a_client() -> None:
-    """A signal handler's exception ends the wait for a client with a token, which takes a second, and passes through."""
+    """A signal handler's exception ends the wait for a client with a token, and passes through."""
 
     class Stop(Exception): ...
 

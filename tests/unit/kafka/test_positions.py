@@ -77,7 +77,7 @@ def test_an_end_below_a_start_is_asked_again() -> None:
 
 @pytest.mark.parametrize("how", ["listed", "acknowledged", "read"])
 def test_an_old_end_is_asked_again(how: str) -> None:
-    """An end below the observed one, under an epoch that is not newer, is a deposed leader's, and is asked for again."""
+    """An end below the observed one, under an epoch that is not newer, is a deposed leader's and asked for again."""
     seen = HighWater()
     if how == "listed":
         assert ask(seen, [Listed(0, 8, 3)]) == (OffsetRange(0, 8), 1)

@@ -109,7 +109,7 @@ def test_records_of_unknown_fate_are_nobody_elses(kafka: ConfluentKafka) -> None
 
 
 def test_a_client_that_told_of_an_error_is_for_no_other() -> None:
-    """A client that reported an error is not leased again. The next producer learns from a new one whether it persists."""
+    """A client that reported an error is not leased again. The next producer gets a new one."""
     kafka = ConfluentKafka(client_config({"bootstrap.servers": "localhost:1"}))
     with closing(kafka.producer()) as first, closing(kafka.producer()) as second:
         first.connect()

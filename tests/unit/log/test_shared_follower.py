@@ -95,7 +95,7 @@ def test_what_a_wait_has_dropped_is_read_again() -> None:
 
 
 def test_one_client_serves_waits_and_verdicts() -> None:
-    """One client serves waits and verdicts. It begins at the first request, and only a lower request makes another one."""
+    """One client serves waits and verdicts, from the first request on. Only a lower request makes another client."""
     kafka = Counted()
     world = World(kafka)
     follower = world.follower()
@@ -124,7 +124,7 @@ def test_a_wait_in_a_simulation_lasts_as_long_as_it_says() -> None:
 
 
 def test_an_error_ends_a_wait_and_the_client() -> None:
-    """An error ends a wait and the client. The reader finds the cause itself, and no other client is made for a while."""
+    """An error ends a wait and its client. The reader finds the cause, and no other client is made for a while."""
     world = World()
     follower = world.follower()
     assert not follower.wait(10, 0.0, never)

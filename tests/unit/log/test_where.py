@@ -21,7 +21,7 @@ def _where() -> Where:
 
 
 def test_it_is_a_value() -> None:
-    """Equal values are one key of a cache, and copies in other processes are equal. Any difference makes them unequal."""
+    """Equal values are one key of a cache, also as copies in other processes. Any difference makes them unequal."""
     where = _where()
     assert where == _where() == pickle.loads(pickle.dumps(where))
     assert len({where, _where()}) == 1

@@ -144,7 +144,7 @@ def test_a_damaged_log_is_set_aside_and_the_others_go_on(bench: FleetBench) -> N
 
 
 def test_rounds_that_hang_keep_no_other_log_from_its_rounds(bench: FleetBench, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Silent rounds do not count against the limit: with more of them than the limit, another log still has its rounds."""
+    """Hanging rounds do not count against the limit of concurrent rounds, so another log still has its rounds."""
     monkeypatch.setattr("statelog.materializer.fleet._PATIENCE_S", 0.1)
     bench.settings = FleetSettings(rounds=2, looks=2, retry_s=0.05, find_s=0.05)
     hanging = ["h1", "h2", "h3"]
@@ -223,7 +223,7 @@ def test_few_rounds_go_on_at_once(bench: FleetBench) -> None:
 
 
 def test_a_log_that_is_always_behind_starves_no_other(bench: FleetBench) -> None:
-    """A log that is always due does not starve others: with one round at a time, logs that were due before come first."""
+    """A log that is always due starves no other: with one round at a time, logs that were due before come first."""
     bench.settings = FleetSettings(rounds=1)
     bench.make("busy", "a", "b")
     for _ in range(40):
@@ -310,7 +310,7 @@ def test_a_root_that_cannot_be_listed_is_told_and_asked_again(bench: FleetBench)
 
 
 def test_a_log_whose_settings_are_refused_is_no_other_ones_trouble(bench: FleetBench) -> None:
-    """A log with refused settings does not hold up logs that were found later. It resumes once its settings are valid."""
+    """A log with refused settings does not hold up the others. It resumes once its settings are valid."""
     bench.make("a", "bad", "c")
     bench.of_log["bad"] = {"fanout": 1}
     with bench.running(find=lambda: ["a", "bad", "c"]):
@@ -427,7 +427,7 @@ def test_a_log_that_was_deleted_is_not_opened_anew_while_its_old_round_hangs(ben
 def test_a_log_that_cannot_even_be_closed_is_no_other_ones_trouble(
     bench: FleetBench, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A log whose close fails does not affect others. The defect is reported, and the first error quarantines the log."""
+    """A failing close of a log does not affect others. It is reported, and the first error quarantines the log."""
     close = Log.close
 
     def broken(log: Log) -> None:

@@ -157,7 +157,7 @@ def test_a_late_outcome_takes_no_newer_one_back() -> None:
 
 
 def test_no_more_rounds_hang_than_failures_are_tolerated(tmp_path: Path) -> None:
-    """The daemon ends after as many hanging rounds as tolerated failures, since each is a thread that nobody can end."""
+    """The daemon ends after as many hanging rounds as tolerated failures: each is a thread that nobody can end."""
     bench = DaemonBench(tmp_path, round_timeout_s=50, failures_tolerated=2)
     bench.hold()
     with pytest.raises(RoundGivenUp):

@@ -80,7 +80,7 @@ def test_changes_of_few_keys_pull_in_no_large_run(tmp_path: Path, monkeypatch: p
 
 
 def test_a_merge_of_more_tasks_than_partitions_is_made_by_itself(tmp_path: Path) -> None:
-    """A replay is cut between partitions only, a merge between key groups, too. A merge of more tasks stays separate."""
+    """A merge of more tasks than partitions stays separate: a replay can be cut only between partitions."""
     rounds = _Rounds(tmp_path, fanout=3)
     files = [rounds.round(range(first, first + 60), tasks=8)[0] for first in (0, 10, 20)]
     assert files[:2] == [4, 4]

@@ -194,7 +194,7 @@ def test_a_newest_manifest_below_one_that_was_seen_is_not_believed(
 
 
 def test_a_daemon_without_its_volume_alarms_and_goes_on_when_it_is_back(tmp_path: Path) -> None:
-    """It is tolerated like any store that is away, and what is in no snapshot grows old."""
+    """A missing volume is tolerated like any unavailable store. The age of unmaterialized changes grows meanwhile."""
     bench = DaemonBench(tmp_path, alarm_age_s=150.0, failures_tolerated=5)
     bench.twin.write({b"a": b"1"})
     bench.daemon.run_once()
@@ -215,7 +215,7 @@ def test_a_daemon_without_its_volume_alarms_and_goes_on_when_it_is_back(tmp_path
 
 
 def test_a_log_that_was_deleted_is_not_found(tmp_path: Path) -> None:
-    """A round on it says so: nobody has to look for damage."""
+    """A round on a deleted log raises NotFound, so that nobody searches for damage."""
     twin = TwinLog()
     log = twin.open()
     twin.write({b"a": b"1"})
@@ -227,7 +227,10 @@ def test_a_log_that_was_deleted_is_not_found(tmp_path: Path) -> None:
 
 
 def test_nothing_goes_while_kept_manifests_are_of_no_one_chain(mount: _Mount) -> None:
-    """A manifest that the next one was not built on is a stranger's, however sound; once it is gone rounds remove."""
+    """Nothing is removed while a foreign manifest breaks the chain, however sound it is.
+
+    Removal resumes once it is gone.
+    """
     settings = settings_for(mount.scratch, keep=3)
     for checkpoint in (1, 2):
         mount.commit(checkpoint)
@@ -256,8 +259,11 @@ def test_nothing_goes_while_kept_manifests_are_of_no_one_chain(mount: _Mount) ->
 def test_a_log_that_was_made_anew_in_mid_round_loses_nothing(
     point: str, is_same_root: bool, mount: _Mount, tmp_path: Path
 ) -> None:
-    """To verify what is kept may take an hour: meanwhile the topics' names, and the numbers of manifests, may have
-    become another log's, at this root or at another one. The older round removes nothing of that."""
+    """A round removes nothing of a log that was re-created meanwhile.
+
+    Verifying what is retained may take an hour. Meanwhile the topic names and manifest numbers may belong to another
+    log, at this root or at another one.
+    """
     for checkpoint in range(1, 4):
         mount.commit(checkpoint)
         if checkpoint < 3:

@@ -1,4 +1,4 @@
-"""What a round asks of the store, and holds of the ledger: neither grows with what is kept."""
+"""A round's requests to the store and its memory for the ledger do not grow with the retained manifests."""
 
 from collections import Counter
 from collections.abc import Iterator
@@ -25,7 +25,7 @@ from tests.support.rigs.log import TwinLog, settings_for, state_of
 
 
 def test_requests_do_not_grow_with_the_kept_manifests(tmp_path: Path) -> None:
-    """With five manifests kept and with forty, a round asks the same: listings, its own files, no older manifest."""
+    """A round with forty retained manifests makes the same requests as one with five, and reads no older manifest."""
     twin, counts, known = TwinLog(), Counter[str](), VerifiedRuns()
 
     def count(method: str, path: str) -> None:
@@ -45,12 +45,15 @@ def test_requests_do_not_grow_with_the_kept_manifests(tmp_path: Path) -> None:
     assert len(log.manifests.numbers()) == 40
     few, many = asked[5], asked[max(asked)]
     assert many == few
-    assert many["read manifest"] == 2  # The newest at its start, and its own after the put.
+    assert many["read manifest"] == 2  # The newest at the start, and its own after the put.
     assert (many["list"], many["now_s"], sum(many.values())) == (9, 0, 15)
 
 
 def test_partitions_with_little_are_read_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """So a round of eight of them reads as often as a round of one; each by itself where a fold may hold less."""
+    """Partitions with few changes are read together, so eight cost as many reads as one.
+
+    A small fold limit reads each alone.
+    """
     reading: list[object] = []
     read = MemoryReader.read
 
@@ -74,7 +77,7 @@ def test_partitions_with_little_are_read_together(tmp_path: Path, monkeypatch: p
 
 
 def test_a_kept_manifest_that_changed_is_read_again(tmp_path: Path) -> None:
-    """Memory is for what cannot change: an entry of another size or time is another file, and damage is noticed."""
+    """A retained manifest of another size or time is another file and is read again, so damage is noticed."""
     twin, known = TwinLog(), VerifiedRuns()
     log = twin.open()
     settings = settings_for(tmp_path, retention=RetentionPolicy(keep=2, min_age_s=3600.0))
@@ -88,7 +91,7 @@ def test_a_kept_manifest_that_changed_is_read_again(tmp_path: Path) -> None:
 
 
 def test_a_winner_sweeps_what_killed_uploads_left(tmp_path: Path) -> None:
-    """A file that a day-old kill left unpublished goes with the next won round; a younger one may be in use."""
+    """The next winning round removes an upload that a killed round left a day ago. A younger one may be in use."""
     twin = TwinLog()
     log = twin.open()
     twin.disk.write("log/runs/.tmp-old", b"half an upload", absent=True)
@@ -101,7 +104,10 @@ def test_a_winner_sweeps_what_killed_uploads_left(tmp_path: Path) -> None:
 
 
 def test_a_process_sweeps_once_an_hour(tmp_path: Path) -> None:
-    """By the store's clock: one that was days ahead for a moment does not keep it from sweeping for days."""
+    """A process sweeps once an hour by the store's clock.
+
+    A clock that was days ahead for a moment does not stop it for days.
+    """
     twin, known, swept = TwinLog(), VerifiedRuns(), list[bool]()
     for now_s in (10 * STALE_AFTER_S + after_s for after_s in (0, 3599, 3600, 9 * STALE_AFTER_S, 7200)):
         twin.now_s = 0.0
@@ -121,7 +127,7 @@ def _write_with_metadata(twin: TwinLog, commits: int) -> None:
 
 
 def test_metadata_counts_against_the_budget(tmp_path: Path) -> None:
-    """Twenty commits of 10 kB of metadata and no data to speak of: a budget of 50 kB takes a few of them."""
+    """Commit metadata counts against the budget: of commits with 10 kB each, a budget of 50 kB takes a few."""
     twin = TwinLog()
     _write_with_metadata(twin, 20)
     log = twin.open()
@@ -132,7 +138,7 @@ def test_metadata_counts_against_the_budget(tmp_path: Path) -> None:
 
 
 def test_a_failing_probe_tells_its_cause(tmp_path: Path) -> None:
-    """A store that refuses to write and to delete: the write is what is told."""
+    """The cause of a failing probe is the failed write, even if deleting fails as well."""
     bench = DaemonBench(tmp_path)
     bench.broken = True
     with pytest.raises(StoreUnavailable, match="put_if_absent"):
@@ -140,8 +146,9 @@ def test_a_failing_probe_tells_its_cause(tmp_path: Path) -> None:
 
 
 def test_a_round_tells_that_it_goes_on_while_it_cleans_up(tmp_path: Path) -> None:
-    """Before each run of the oldest snapshot that it reads, and each file that goes: it is not silent, and not given
-    up, for it has put its manifest.
+    """A round reports progress before each run that it checks and each file that it deletes.
+
+    It is never silent or abandoned after its put.
     """
     twin, done = TwinLog(), list[str]()
 

@@ -1,4 +1,4 @@
-"""Rounds on special logs: values whose schema changed, losses that a person accepted, a ledger without commits."""
+"""Rounds on special logs: values of an older schema, accepted losses, and a ledger without commits."""
 
 import json
 from collections.abc import Mapping
@@ -27,7 +27,7 @@ B = {"name": "b", "type": "string", "default": "new"}
 
 
 def test_values_of_an_older_schema_are_rewritten_by_the_round_that_reads_them(tmp_path: Path) -> None:
-    """Delta and merge convert to the newest schema, so that every run of a merge has one shape."""
+    """Delta and merge convert values to the newest schema, so that all runs of a merge have one shape."""
     log = Log.create(
         "typed",
         where_at(MemoryKafka(), MemoryStore(MemoryDisk(lambda: 1.0), "typed")),
@@ -58,7 +58,7 @@ def test_values_of_an_older_schema_are_rewritten_by_the_round_that_reads_them(tm
 
 @pytest.mark.usefixtures("busy_ledger")
 def test_a_round_goes_on_after_a_person_accepted_a_loss(tmp_path: Path) -> None:
-    """The log lost its end below what was committed: a typed stop, until the loss is accepted in the ledger."""
+    """A log that lost its committed end stops rounds with a typed error until the loss is accepted in the ledger."""
     twin = TwinLog(partitions=1)
     twin.write({b"a": b"1"})
     log = twin.open()
@@ -77,7 +77,10 @@ def test_a_round_goes_on_after_a_person_accepted_a_loss(tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("busy_ledger")
 def test_a_budget_does_not_end_a_round_before_the_acceptance_of_a_loss(tmp_path: Path) -> None:
-    """What was lost may lie far below its acceptance: that round takes all in between; without one, it is the loss."""
+    """A round's budget extends to the acceptance of a loss that it reads, however far away.
+
+    Without one, the round raises.
+    """
     twin = TwinLog(partitions=1)
     log = twin.open()
     settings = settings_for(tmp_path, budget_commits=1)
@@ -99,7 +102,10 @@ def test_a_budget_does_not_end_a_round_before_the_acceptance_of_a_loss(tmp_path:
 
 @pytest.mark.usefixtures("busy_ledger")
 def test_damage_that_is_found_after_the_put_is_no_reason_to_begin_again(tmp_path: Path) -> None:
-    """Whatever was accepted behind the round's budget: it would lose to its own manifest, and say nothing."""
+    """Damage that is found after the put is raised, even if a loss was accepted behind the budget.
+
+    Another try would lose to its own manifest.
+    """
     twin = TwinLog(partitions=1)
     log = twin.open()
     for number in range(3):
@@ -120,7 +126,7 @@ def test_damage_that_is_found_after_the_put_is_no_reason_to_begin_again(tmp_path
 @pytest.mark.usefixtures("busy_ledger")
 @pytest.mark.parametrize("topic", ["log", "log.ledger"])
 def test_a_record_that_changed_behind_its_offset_is_an_anchor_mismatch(topic: str, tmp_path: Path) -> None:
-    """The offset is there and the record is another one: the snapshot was built on another history."""
+    """Another record at an anchored offset is an anchor mismatch: the snapshot belongs to another history."""
     twin = TwinLog(partitions=1)
     twin.write({b"a": b"1"})
     settings = settings_for(tmp_path)
@@ -136,7 +142,7 @@ def test_a_record_that_changed_behind_its_offset_is_an_anchor_mismatch(topic: st
 
 
 def test_the_anchors_of_a_round_are_those_of_the_records_that_are_there(tmp_path: Path) -> None:
-    """They are taken from what the round read, of partitions with and without news, as if they were read again."""
+    """The anchors of a round come from the records that it read, and equal those of a second reading."""
     twin = TwinLog()
     log, settings = twin.open(), settings_for(tmp_path, keep=9)  # None is truncated.
     for changes in ({b"%d" % number: b"1" for number in range(50)}, {b"7": b"2"}, {b"8": b"3", b"9": None}):
@@ -148,7 +154,7 @@ def test_the_anchors_of_a_round_are_those_of_the_records_that_are_there(tmp_path
 
 
 def test_a_quiet_ledger_is_skipped_until_records_pile_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A few Opens make no snapshot; many of them do, so that the ledger can be truncated."""
+    """A few Opens make no snapshot. Many do, so that the ledger can be truncated."""
     monkeypatch.setattr("statelog.materializer.round.QUIET_RECORDS", 20)
     twin = TwinLog(partitions=1)
     settings = settings_for(tmp_path)

@@ -1,4 +1,4 @@
-"""What ends no daemon: an upload that was damaged on its way, and a group offset that cannot be published."""
+"""Damaged uploads and an unpublishable group offset do not end the daemon."""
 
 import itertools
 from collections.abc import Callable
@@ -42,7 +42,7 @@ def _drop(disk: MemoryDisk, path: str) -> None:
 def test_an_upload_that_did_not_arrive_whole_is_made_anew(
     damage: Callable[[MemoryDisk, str], None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A bit that flipped, half an object, none: nobody names it, so the round failed, and the next one is well."""
+    """A damaged, short or missing upload fails its round, since no manifest names it. The next round succeeds."""
     bench = DaemonBench(tmp_path)
     bench.twin.write({b"a": b"1"})
     upload, turns = bench.log.store.upload, itertools.count()
@@ -66,7 +66,7 @@ def test_an_upload_that_did_not_arrive_whole_is_made_anew(
 def test_what_was_encoded_wrong_is_not_published(
     flipped: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its hash fits what was written, and it does not decode: the widest row group and the footer show it."""
+    """A wrongly encoded file whose hash fits is not published: its widest row group and footer are decoded first."""
     file = run_writer._HashedFile  # pyright: ignore[reportPrivateUsage]  # the last place before bytes are hashed
     write, twin = file.write, TwinLog(partitions=1)
     twin.write({b"a": b"a value that stands alone", b"b": b"2"})
@@ -85,7 +85,7 @@ def test_what_was_encoded_wrong_is_not_published(
 
 
 def test_an_upload_that_a_newer_winner_deleted_is_a_race_that_was_lost(tmp_path: Path) -> None:
-    """A round that stalls between upload and reading back meets another's cleanup: lost, not failed."""
+    """A round whose upload a newer winner deleted has lost a race, and has not failed."""
     twin = TwinLog()
     twin.write({b"a": b"1"})
     log, stalled = twin.open(), twin.open()
@@ -103,8 +103,7 @@ def test_an_upload_that_a_newer_winner_deleted_is_a_race_that_was_lost(tmp_path:
 
 
 def test_a_round_for_which_the_store_has_no_room_leaves_it_as_it_was(tmp_path: Path) -> None:
-    """Else each try would take some of the room, until there is none for a round that would have fitted: and only that
-    one's cleanup could give it back."""
+    """A round that the store has no room for removes its uploads. Repeated tries would otherwise fill the store."""
     twin = TwinLog()
     log = twin.open()
     twin.write({b"k%d" % number: b"1" * 900 for number in range(24)})
@@ -131,8 +130,7 @@ def _overwriting(twin: TwinLog) -> None:
 def test_a_round_that_fails_before_its_put_leaves_the_store_as_it_was(
     happen: Callable[[TwinLog], None], error: type[StatelogError], tmp_path: Path
 ) -> None:
-    """A daemon that is started again and again, or one of many logs, would fill the store with what it uploads until a
-    person comes."""
+    """A round that fails before its put removes its uploads. A restarting daemon would otherwise fill the store."""
     twin, settings = TwinLog(), settings_for(tmp_path, keep=3)
     for turn in range(3):
         twin.write({b"a": str(turn).encode()})
@@ -150,7 +148,7 @@ def test_a_round_that_fails_before_its_put_leaves_the_store_as_it_was(
 def test_a_group_offset_that_cannot_be_published_fails_no_round(
     error: type[StatelogError], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A principal without the right on the group: rounds complete, clean up and truncate, and it is told each time."""
+    """Without the right on the group, rounds complete, clean up and truncate, and each reports the failure."""
     bench = DaemonBench(tmp_path, failures_tolerated=0)
 
     def refused(*_: object) -> None:
@@ -171,7 +169,7 @@ def test_a_group_offset_that_cannot_be_published_fails_no_round(
 
 
 def test_the_group_offset_comes_last(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nothing that others need waits for it: the log is truncated and clean by then."""
+    """The group offset is published last, after truncation and cleanup, since nothing else depends on it."""
     twin = TwinLog()
     log = twin.open()
     seen: list[int] = []

@@ -1,4 +1,4 @@
-"""Scratch directories: gone after the round, swept after a kill, and never taken from a round that lives."""
+"""Scratch directories are removed after the round, swept after a kill, and never taken from a live round."""
 
 import os
 import shutil
@@ -31,14 +31,14 @@ with scratch_directory(Path(sys.argv[1]), Environment()) as path:
 
 
 def another_process(parent: Path, fate: str) -> subprocess.Popen[str]:
-    """A process that works in a scratch directory and says where."""
+    """Work in a scratch directory and print its path, as another process."""
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     command = [sys.executable, "-c", _DIES, str(parent), fate]
     return subprocess.Popen(command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
 
 
 def test_a_directory_lives_as_long_as_its_round(tmp_path: Path) -> None:
-    """It is there inside, and gone with all that is in it afterwards, errors or not."""
+    """The directory exists during the round, and is removed with its files afterwards, with or without an error."""
     with pytest.raises(ZeroDivisionError), scratch_directory(tmp_path, Environment()) as path:
         (path / "run.parquet").write_bytes(b"x")
         raise ZeroDivisionError
@@ -46,7 +46,7 @@ def test_a_directory_lives_as_long_as_its_round(tmp_path: Path) -> None:
 
 
 def test_two_rounds_of_one_process_do_not_sweep_each_other(tmp_path: Path) -> None:
-    """A round that was given up still has its directory while the next one works."""
+    """An abandoned round retains its directory while the next one works."""
     with scratch_directory(tmp_path, Environment()) as first, scratch_directory(tmp_path, Environment()) as second:
         assert first != second
         assert first.is_dir()
@@ -54,7 +54,7 @@ def test_two_rounds_of_one_process_do_not_sweep_each_other(tmp_path: Path) -> No
 
 
 def test_what_a_killed_process_left_is_swept_and_what_a_living_one_has_is_not(tmp_path: Path) -> None:
-    """After SIGKILL the directory stays until the next round of anybody; one whose process lives stays anyway."""
+    """The next round of any process removes a killed process's directory, and leaves those of live processes."""
     with another_process(tmp_path, "die") as dead, another_process(tmp_path, "live") as living:
         assert dead.stdout is not None
         assert living.stdout is not None
@@ -74,7 +74,10 @@ def test_what_a_killed_process_left_is_swept_and_what_a_living_one_has_is_not(tm
 def test_a_round_counts_whatever_becomes_of_its_directory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, is_stuck: bool
 ) -> None:
-    """Once the manifest stands, a directory that is gone already is nothing, and one that cannot go is a warning."""
+    """A round counts once its manifest exists.
+
+    A scratch directory that stays is a warning, and a missing one is ignored, too.
+    """
     twin = TwinLog()
     twin.write({b"a": b"1"})
     real = shutil.rmtree
@@ -94,6 +97,6 @@ def test_a_round_counts_whatever_becomes_of_its_directory(
 
 
 def test_a_scratch_directory_that_is_not_there_is_told_by_name(tmp_path: Path) -> None:
-    """A wrong setting is an error of ours that names it, not a traceback of the operating system."""
+    """A missing scratch directory is an error of ours that names the setting."""
     with pytest.raises(ConfigError, match="missing"), scratch_directory(tmp_path / "missing", Environment()):
         pass

@@ -1,4 +1,4 @@
-"""The materializer's settings: what is refused, and that the first rounds of many logs are spread."""
+"""Settings of the materializer are validated, and the first rounds of many logs are spread."""
 
 import math
 from typing import Any
@@ -13,7 +13,7 @@ from statelog.schemas.snapshot.retention import RetentionPolicy
 
 
 def test_the_defaults_are_valid() -> None:
-    """Nobody has to set anything; damage to the defaults would be refused here."""
+    """The default settings are valid."""
     assert MaterializerSettings().budget_bytes == 512 << 20
 
 
@@ -42,7 +42,7 @@ def test_the_defaults_are_valid() -> None:
     ],
 )
 def test_a_setting_out_of_range_is_refused_by_name(name: str, value: float) -> None:
-    """Each setting has a range, and the refusal names the setting and its value."""
+    """A setting out of its range is refused with its name and value."""
     with pytest.raises(ConfigError, match=name) as refused:
         MaterializerSettings(**{name: value})  # type: ignore[arg-type] # one name at a time
     assert str(value) in str(refused.value)
@@ -60,7 +60,7 @@ def test_a_setting_out_of_range_is_refused_by_name(name: str, value: float) -> N
     ],
 )
 def test_a_setting_of_another_kind_is_refused_by_name(name: str, value: object) -> None:
-    """Text where a number or a path belongs is told when the settings are made, and not as an error within a round."""
+    """A text in place of a number or a path is refused when the settings are made, and not within a round."""
     with pytest.raises(ConfigError, match=f"{name} is of type") as refused:
         MaterializerSettings(**{name: value})  # type: ignore[arg-type] # one name at a time
     assert refused.value.hint
@@ -68,14 +68,14 @@ def test_a_setting_of_another_kind_is_refused_by_name(name: str, value: object) 
 
 @pytest.mark.parametrize("given", [{"keep": 2.5}, {"keep": math.nan}, {"keep": "2"}, {"keep": 1}, {"min_age_s": "1h"}])
 def test_what_cannot_be_a_retention_is_refused_by_name(given: dict[str, Any]) -> None:
-    """Nan passed the comparison, and a round found out behind its upload."""
+    """A retention of NaN is refused by name when the settings are made, and not after an upload."""
     with pytest.raises(ConfigError, match=next(iter(given))):
         RetentionPolicy(**given)
 
 
 @pytest.mark.parametrize("given", [{"idle_s": "7d"}, {"records": math.nan}, {"records": "5"}])
 def test_what_cannot_be_a_cap_of_subscriptions_is_refused_by_name(given: dict[str, Any]) -> None:
-    """A cap of nan records would never end one, and text is no number."""
+    """A cap of NaN, which would end no subscription, and a text are refused by name."""
     with pytest.raises(ConfigError, match=f"{next(iter(given))} is of type") as refused:
         SubscriptionCap(**given)
     assert refused.value.hint
@@ -88,7 +88,7 @@ def test_an_alarm_that_a_healthy_daemon_would_raise_is_refused() -> None:
 
 
 def test_first_rounds_are_spread_over_the_interval_and_the_same_at_every_start() -> None:
-    """The first delay follows from the log's name, lies inside the jitter's share, and differs between logs."""
+    """The first delay follows from the log's name, lies within the jitter's share, and differs between logs."""
     settings = MaterializerSettings(interval_s=100.0, jitter=0.5)
     delays = [first_delay_s(f"log-{i}", settings) for i in range(200)]
     assert delays == [first_delay_s(f"log-{i}", settings) for i in range(200)]

@@ -1,4 +1,4 @@
-"""How a daemon starts and ends: signals told twice, grace, failures by time, restarts, rights, a deleted log."""
+"""The daemon's start and end: second signals, grace, tolerance by time, restarts, rights, and a deleted log."""
 
 import math
 import os
@@ -29,7 +29,7 @@ from tests.support.waiting import wait_for
 def test_a_second_signal_gives_the_round_up_before_its_put(
     number: signal.Signals, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Told once it waits for the round, told twice it does not: no manifest, no local file, no failed run."""
+    """The first stop waits for the round, and the second abandons it: no manifest, no local file, no failed run."""
     twin, control, events = TwinLog(), Control(), list[Event]()
     twin.write({b"a": b"1"})
     log = twin.open()
@@ -58,7 +58,7 @@ def test_a_second_signal_gives_the_round_up_before_its_put(
 
 
 def test_a_stop_waits_for_the_grace_period_and_no_longer(tmp_path: Path) -> None:
-    """A round that hangs is left alone a moment after its grace is over, and the daemon ends as it was told."""
+    """A hanging round is abandoned shortly after its grace period, and the daemon ends normally."""
     bench = DaemonBench(tmp_path, stop_grace_s=60.0, failures_tolerated=0)
     bench.hold()
     bench.run(until_s=10)
@@ -67,7 +67,10 @@ def test_a_stop_waits_for_the_grace_period_and_no_longer(tmp_path: Path) -> None
 
 
 def test_failures_are_tolerated_for_a_time_whatever_their_number(tmp_path: Path) -> None:
-    """At an interval of ten seconds, a store that is away for eight minutes ends no daemon that bears ten of them."""
+    """Failures are tolerated by time as well:
+
+    ten of them at an interval of ten seconds bear an outage of eight minutes.
+    """
     bench = DaemonBench(tmp_path, interval_s=10.0, failures_tolerated=2, failures_tolerated_s=600.0)
     bench.broken = True
     bench.at(480, lambda: setattr(bench, "broken", False), lambda: bench.twin.write({b"a": b"1"}))
@@ -81,7 +84,7 @@ def test_failures_are_tolerated_for_a_time_whatever_their_number(tmp_path: Path)
 
 
 def test_no_failure_tolerated_means_none(tmp_path: Path) -> None:
-    """Whoever bears no failure is not made to bear them for a time."""
+    """A daemon that tolerates no failures ends with the first, whatever its duration."""
     bench = DaemonBench(tmp_path, failures_tolerated=0, failures_tolerated_s=600.0)
     bench.broken = True
     with pytest.raises(StoreUnavailable):
@@ -90,7 +93,7 @@ def test_no_failure_tolerated_means_none(tmp_path: Path) -> None:
 
 
 def test_a_daemon_that_is_restarted_again_and_again_runs_rounds(tmp_path: Path) -> None:
-    """Lives of two minutes, an interval of ten: a round is due when it would be without the restarts, or soon after."""
+    """A daemon that restarts every two minutes runs a round when it is due at an interval of ten, or soon after."""
     twin = TwinLog(name="orders")
     settings = settings_for(tmp_path, interval_s=600.0, jitter=1.0)
     usual_s = first_delay_s("orders", settings)
@@ -111,7 +114,7 @@ def test_a_daemon_that_is_restarted_again_and_again_runs_rounds(tmp_path: Path) 
 
 
 def test_the_first_delay_is_never_later_than_usual() -> None:
-    """A young snapshot, an old one, and a store that does not say: what is overdue waits for half a minute at most."""
+    """An overdue first round waits for half a minute at most, also if the store does not tell the snapshot's age."""
     settings = MaterializerSettings()
     usual_s = first_delay_s("orders", settings)
     assert first_delay_s("orders", settings, due_s=math.inf) == usual_s
@@ -121,7 +124,7 @@ def test_the_first_delay_is_never_later_than_usual() -> None:
 
 
 def test_it_says_when_the_first_round_begins(tmp_path: Path) -> None:
-    """The first line of a daemon, before minutes of silence; at once if a round is wanted now."""
+    """The daemon's first line says when the first round begins, or that one begins at once."""
     bench = DaemonBench(tmp_path, jitter=1.0)
     bench.run(until_s=0.5)
     started = bench.events[0]
@@ -138,7 +141,7 @@ def test_it_says_when_the_first_round_begins(tmp_path: Path) -> None:
 def test_a_missing_right_to_truncate_is_found_before_the_first_manifest(
     topic: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Without it Kafka would grow under snapshots that succeed: the first round refuses, and puts nothing."""
+    """A missing right to truncate is refused before the first manifest. Kafka would otherwise grow unnoticed."""
     bench = DaemonBench(tmp_path, failures_tolerated=5)
     bench.twin.write({b"a": b"1"})
     delete = bench.log.kafka.delete_records
@@ -157,7 +160,7 @@ def test_a_missing_right_to_truncate_is_found_before_the_first_manifest(
 
 
 def test_the_proof_of_the_right_to_truncate_truncates_nothing(tmp_path: Path) -> None:
-    """It is asked for once in a process."""
+    """The check of the right to truncate truncates nothing, and happens once in a process."""
     twin = TwinLog()
     twin.write({b"a": b"1"})
     log = twin.open()
@@ -168,7 +171,7 @@ def test_the_proof_of_the_right_to_truncate_truncates_nothing(tmp_path: Path) ->
 
 @pytest.mark.usefixtures("impatient")
 def test_a_log_that_is_deleted_under_its_daemon_is_not_found(tmp_path: Path) -> None:
-    """Topics go first and the descriptor last: damage is what it looks like in between, and not what is told."""
+    """A log that is deleted under its daemon is reported as not found, although its topics disappear first."""
     bench = DaemonBench(tmp_path)
     bench.twin.write({b"a": b"1"})
 
@@ -187,7 +190,7 @@ def test_a_log_that_is_deleted_under_its_daemon_is_not_found(tmp_path: Path) -> 
 
 @pytest.mark.usefixtures("impatient")
 def test_a_topic_that_went_alone_is_damage(tmp_path: Path) -> None:
-    """Nobody deletes the log: after some seconds it is told as it is."""
+    """A missing topic of a log that nobody deletes is reported as damage after some seconds."""
     bench = DaemonBench(tmp_path)
     bench.twin.write({b"a": b"1"})
     bench.at(99.9, lambda: bench.log.kafka.delete_topic("log"))
@@ -198,7 +201,10 @@ def test_a_topic_that_went_alone_is_damage(tmp_path: Path) -> None:
 
 
 def test_a_wait_may_be_longer_than_a_thread_can_wait(monkeypatch: pytest.MonkeyPatch) -> None:
-    """By its settings: it ends with the first request, as any other; and work is repeated as seldom."""
+    """An interval that exceeds a thread's longest wait works:
+
+    requests still end the wait, and work repeats as seldom as set.
+    """
     failed: list[object] = []
     monkeypatch.setattr(threading, "excepthook", failed.append)
     control = Control()
@@ -210,10 +216,10 @@ def test_a_wait_may_be_longer_than_a_thread_can_wait(monkeypatch: pytest.MonkeyP
 
 
 def test_a_signal_is_heard_while_the_main_thread_sleeps() -> None:
-    """It is not interrupted, as when the signal comes in the moment before its wait, and wakes all the same."""
+    """A signal wakes the main thread even if it arrives right before the thread's wait."""
     control, is_over = Control(), threading.Event()
     other = threading.Thread(target=is_over.wait, args=(60,))
-    other.start()  # Before the signal is blocked here: it is the one that is interrupted.
+    other.start()  # Before the signal is blocked here, so that this thread is interrupted.
     restore = install_signal_handlers(control)
     blocked = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
     try:

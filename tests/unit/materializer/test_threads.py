@@ -1,4 +1,4 @@
-"""Tasks of a round at the same time: threads change when they are done, and nothing else."""
+"""Threads change when the tasks of a round run, and nothing else."""
 
 import threading
 from collections.abc import Callable
@@ -21,13 +21,13 @@ GoOn = Callable[[], None]
 
 
 def _always() -> None:
-    """Nobody gives up."""
+    """Return without an abort."""
 
 
 @pytest.mark.parametrize("start", [start_thread, inline])
 @pytest.mark.parametrize("at_once", [1, 2, 9])
 def test_results_come_in_the_order_of_the_jobs(start: Start, at_once: int) -> None:
-    """However many threads there are, and if there is none."""
+    """Results come in the order of the jobs, with any number of threads or none."""
 
     def job(number: int) -> Callable[[GoOn], int]:
         return lambda _: number
@@ -37,7 +37,7 @@ def test_results_come_in_the_order_of_the_jobs(start: Start, at_once: int) -> No
 
 
 def test_so_many_at_once_and_no_more() -> None:
-    """Two of four wait for each other."""
+    """Two of four jobs run at once, and no more."""
     meeting, going_on, most = threading.Barrier(2), threading.Semaphore(2), list[bool]()
 
     def job(_: GoOn) -> None:
@@ -50,7 +50,7 @@ def test_so_many_at_once_and_no_more() -> None:
 
 
 def test_the_first_error_ends_all() -> None:
-    """Those under way end when they ask; none begins after it; and it is what is raised, from whichever thread."""
+    """The first error stops running jobs at their next check, prevents further ones, and is raised."""
     failed, begun = threading.Event(), list[int]()
     meeting = threading.Barrier(2)
 
@@ -80,7 +80,7 @@ def test_the_first_error_ends_all() -> None:
 
 
 def test_who_gives_up_ends_all() -> None:
-    """What `go_on` raises comes out, and no thread is left."""
+    """An error that `go_on` raises passes through, and no thread remains."""
     before = threading.active_count()
 
     def asks(go_on: GoOn) -> None:
@@ -96,7 +96,7 @@ def test_who_gives_up_ends_all() -> None:
 
 
 def test_a_thread_that_cannot_begin_ends_all() -> None:
-    """What a machine without room for another thread raises comes out, and none that began before goes on."""
+    """A thread that the machine cannot start raises the error, and stops the jobs that began before."""
     begun, over = threading.Event(), list[bool]()
 
     def start(work: Callable[[], None]) -> None:
@@ -126,7 +126,7 @@ def _twin() -> TwinLog:
 
 
 def test_a_round_in_threads_writes_what_one_thread_writes(tmp_path: Path) -> None:
-    """The same runs but for their names, after a fold and after a merge."""
+    """Threads write the same runs as one thread, except for their names, after a fold and after a merge."""
     found: list[list[tuple[int, int, int, bytes]]] = []
     for threads in (1, 3):
         twin = _twin()
@@ -144,7 +144,7 @@ def test_a_round_in_threads_writes_what_one_thread_writes(tmp_path: Path) -> Non
 
 
 def test_runs_are_written_at_the_same_time(tmp_path: Path) -> None:
-    """Two tasks open their files before either is done."""
+    """Two tasks have their files open at the same time."""
     twin, meeting = _twin(), threading.Barrier(2)
 
     def meet(step: str, _: Path) -> None:
@@ -159,7 +159,7 @@ def test_runs_are_written_at_the_same_time(tmp_path: Path) -> None:
 
 
 def test_a_merge_reads_its_runs_at_the_same_time(tmp_path: Path) -> None:
-    """While one run's first request is not answered, another run's is on its way, whatever the number of tasks."""
+    """Runs of a merge are requested concurrently, whatever the number of tasks."""
     twin, another, waited, merged = TwinLog(), threading.Event(), list[bool](), list[int]()
 
     def wait_for_another(method: str, path: str) -> None:
@@ -183,7 +183,7 @@ def test_a_merge_reads_its_runs_at_the_same_time(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("merge_bytes", "merged"), [(8 << 30, [0, 4, 6]), (1, [0, 2, 3])])
 def test_a_round_leaves_merges_to_the_next_one(tmp_path: Path, merge_bytes: int, merged: list[int]) -> None:
-    """Two columns of files are full at once. With room for one merge they take turns, and who waited merges more."""
+    """Two full columns with room for one merge take turns, and the one that waited merges more."""
     twin, found = TwinLog(partitions=2), list[int]()
     settings = settings_for(tmp_path, fanout=2, merge_bytes=merge_bytes)
     for number in range(3):
@@ -196,7 +196,7 @@ def test_a_round_leaves_merges_to_the_next_one(tmp_path: Path, merge_bytes: int,
 
 
 def test_a_full_disk_under_one_thread_leaves_nothing(tmp_path: Path) -> None:
-    """The round fails as it does alone, and its directory is gone."""
+    """A full disk under one thread fails the round, and its directory is removed."""
     twin, turn, lock = _twin(), [0], threading.Lock()
 
     def full(step: str, path: Path) -> None:
@@ -213,6 +213,6 @@ def test_a_full_disk_under_one_thread_leaves_nothing(tmp_path: Path) -> None:
 
 
 def test_how_many_there_are() -> None:
-    """As many as are named, or one for each core up to four."""
+    """The number of threads is the setting, or one for each core up to four."""
     assert MaterializerSettings(threads=7).threads_used == 7
     assert 1 <= MaterializerSettings().threads_used <= 4

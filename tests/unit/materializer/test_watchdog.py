@@ -1,4 +1,4 @@
-"""The age of the log: what stands in no snapshot, since when, and the alarm that follows from it."""
+"""The age of the log: the oldest change in no snapshot, and the alarm that follows from its age."""
 
 import threading
 from collections.abc import Callable
@@ -20,7 +20,7 @@ from tests.support.rigs.log import TwinLog, settings_for
 
 @pytest.mark.usefixtures("busy_ledger")
 def test_the_tail_is_what_was_committed_since_the_newest_snapshot(tmp_path: Path) -> None:
-    """Commits, changes and bytes add up over looks, and the oldest keeps its time; a round leaves nothing of them."""
+    """The tail accumulates commits, changes and bytes over checks and retains the oldest time. A round empties it."""
     twin = TwinLog()
     twin.write({b"a": b"1"})
     twin.environment.run(run_round, twin.open(), settings_for(tmp_path))
@@ -47,7 +47,7 @@ def test_the_tail_is_what_was_committed_since_the_newest_snapshot(tmp_path: Path
 
 
 def test_a_commit_without_a_timestamp_is_as_old_as_its_first_look(tmp_path: Path) -> None:
-    """A broker that stamps nothing does not make every commit as old as 1970."""
+    """A commit without a timestamp is as old as its first check, and not as old as 1970."""
     twin = TwinLog(stamps=False)
     twin.write({b"a": b"1"})
     log = twin.open()
@@ -58,7 +58,7 @@ def test_a_commit_without_a_timestamp_is_as_old_as_its_first_look(tmp_path: Path
 
 
 def test_a_commit_of_a_time_to_come_is_as_old_as_its_first_look() -> None:
-    """A broker whose clock is ahead makes no change younger than it is known to be."""
+    """A commit with a future timestamp is as old as its first check."""
     twin = TwinLog()
     twin.now_s += 3600
     twin.write({b"a": b"1"})
@@ -72,7 +72,7 @@ def test_a_commit_of_a_time_to_come_is_as_old_as_its_first_look() -> None:
 
 @pytest.mark.parametrize("skew_s", [-3600, 0, 3600])
 def test_a_writers_clock_does_not_silence_the_alarm_or_sound_it(tmp_path: Path, skew_s: float) -> None:
-    """Where the ledger bears the writers' times a change ages from the daemon's first look on, whatever rounds fail."""
+    """Where the ledger has the writers' timestamps, a change ages from the daemon's first check on."""
     bench = DaemonBench(tmp_path, alarm_age_s=450.0, failures_tolerated=99)
     bench.twin.cluster.set_topic_config(f"{bench.twin.name}.ledger", {"message.timestamp.type": "CreateTime"})
     bench.at(50, lambda: _write_at(bench.twin, skew_s))
@@ -86,7 +86,7 @@ def test_a_writers_clock_does_not_silence_the_alarm_or_sound_it(tmp_path: Path, 
 
 
 def _write_at(twin: TwinLog, skew_s: float) -> None:
-    """Write from a machine whose clock is off."""
+    """Write from a machine whose clock is wrong."""
     twin.now_s += skew_s
     twin.write({b"a": b"1"})
     twin.now_s -= skew_s
@@ -95,7 +95,7 @@ def _write_at(twin: TwinLog, skew_s: float) -> None:
 def test_the_watchdog_alarms_once_per_age_and_calms_when_the_age_falls(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It says how old the log is, repeats after each further age, and starts anew once the age was below."""
+    """The watchdog reports the log's age, repeats after each further age, and resets once the age falls."""
     bench, age_s = DaemonBench(tmp_path, interval_s=1.0, alarm_age_s=10.0), [0.0]
     monkeypatch.setattr(bench.daemon, "statistics", lambda: MaterializerStatistics(age_s=age_s[0]))
     for age_s[0] in (9.0, 10.0, 11.0, 19.0, 20.0, 29.0):
@@ -108,7 +108,7 @@ def test_the_watchdog_alarms_once_per_age_and_calms_when_the_age_falls(
 
 
 def test_the_age_is_that_of_the_oldest_change_in_no_snapshot(tmp_path: Path) -> None:
-    """It grows while a change waits, is small while nothing does, and a restart does not make the log younger."""
+    """The age grows while a change is in no snapshot and is small otherwise. A restart does not reduce it."""
     bench = DaemonBench(tmp_path, interval_s=1000.0)
     ages: list[tuple[float, float]] = []
     for time_s in (90, 250):
@@ -136,7 +136,7 @@ def test_the_age_is_that_of_the_oldest_change_in_no_snapshot(tmp_path: Path) -> 
 def test_rounds_that_are_skipped_by_mistake_do_not_calm_the_watchdog(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A materialization that stopped for good without any failure is noticed: what counts is the log, not the round."""
+    """A materialization that stopped without a failure alarms, since the log's age counts, and not the rounds."""
 
     def has_no_news(_newest: object, _target: object) -> bool:
         return False
@@ -150,14 +150,14 @@ def test_rounds_that_are_skipped_by_mistake_do_not_calm_the_watchdog(
 
 
 def test_an_idle_log_stays_young_whatever_becomes_of_its_rounds(tmp_path: Path) -> None:
-    """Without a committed change there is nothing to alarm about, as long as the ledger can be looked at."""
+    """An idle log without committed changes never alarms, as long as the ledger is readable."""
     bench = DaemonBench(tmp_path, interval_s=1000.0, failures_tolerated=9)
     bench.run(until_s=5000)
     assert bench.daemon.statistics().age_s <= 30
 
 
 def test_no_news_is_no_good_news(tmp_path: Path) -> None:
-    """While the ledger cannot be looked at, the age counts from the last look: something may have been committed."""
+    """While the ledger is unreadable, the age counts from the last check: something may have been committed."""
     bench = DaemonBench(tmp_path, interval_s=1000.0)
     bench.at(100, lambda: bench.twin.cluster.set_down(is_down=True))
     bench.run(until_s=500)
@@ -165,7 +165,7 @@ def test_no_news_is_no_good_news(tmp_path: Path) -> None:
 
 
 def test_a_look_that_hangs_delays_no_round_and_is_not_taken_in_after_it(tmp_path: Path) -> None:
-    """What a look brings after a newer round is old news: neither the age nor the tail follow from it."""
+    """A check that a newer round overtook is discarded: neither the age nor the tail follow from it."""
     bench = DaemonBench(tmp_path, interval_s=1000.0)
     bench.at(100, bench.hold)
     bench.at(150, bench.go_on, bench.daemon.trigger)
@@ -178,7 +178,7 @@ def test_a_look_that_hangs_delays_no_round_and_is_not_taken_in_after_it(tmp_path
 
 
 class _HangingStart:
-    """Begins rounds and looks; those of one kind hang until they are released."""
+    """An environment that starts rounds and checks, and holds one kind until it is released."""
 
     def __init__(self, bench: DaemonBench, *, looks: bool) -> None:
         self.hanging: list[Callable[[], None]] = []
@@ -188,7 +188,7 @@ class _HangingStart:
         self._rounds = 0
 
     def __call__(self, work: Callable[[], None]) -> None:
-        """A round is told before it begins, a look is not."""
+        """Start a thread. A round is noted before it begins, a check is not."""
         is_look, self._rounds = len(self._bench.rounds) == self._rounds, len(self._bench.rounds)
         if is_look != self._looks:
             work()
@@ -197,13 +197,13 @@ class _HangingStart:
         self.most = max(self.most, len(self.hanging))
 
     def release(self) -> None:
-        """What hangs goes on, to its end."""
+        """Let the held work run to its end."""
         while self.hanging:
             self.hanging.pop()()
 
 
 def test_looks_that_hang_do_not_pile_up(tmp_path: Path) -> None:
-    """However many rounds come and go meanwhile, no more looks hang than failures are tolerated and one; then on."""
+    """At most as many checks hang as failures are tolerated, and one more. They resume once the first ends."""
     bench = DaemonBench(tmp_path, failures_tolerated=2)
     bench.start = start = _HangingStart(bench, looks=True)
     ages: list[float] = []
@@ -218,7 +218,7 @@ def test_looks_that_hang_do_not_pile_up(tmp_path: Path) -> None:
 
 
 def test_a_long_round_on_an_idle_log_does_not_age_it(tmp_path: Path) -> None:
-    """There are looks while a round is in flight, too: what it takes its time for need not be on the log."""
+    """A long round on an idle log does not age it, since checks continue while the round is in flight."""
     bench = DaemonBench(tmp_path, interval_s=1000.0)
     bench.start = start = _HangingStart(bench, looks=False)
     ages: list[float] = []
@@ -229,7 +229,7 @@ def test_a_long_round_on_an_idle_log_does_not_age_it(tmp_path: Path) -> None:
 
 
 def test_a_ledger_truncated_past_the_tail_is_looked_at_anew(tmp_path: Path) -> None:
-    """Another materializer won meanwhile and truncated: the tail starts from its manifest, and nothing is raised."""
+    """A ledger that another materializer truncated past the tail is read from that one's manifest, without an error."""
     bench = DaemonBench(tmp_path, interval_s=1000.0)
 
     def others() -> None:
@@ -245,7 +245,7 @@ def test_a_ledger_truncated_past_the_tail_is_looked_at_anew(tmp_path: Path) -> N
 
 
 def test_a_tail_does_not_step_over_truncated_commits(tmp_path: Path) -> None:
-    """It raises, rather than tell of a tail without them."""
+    """A tail that misses truncated commits raises instead of skipping them."""
     twin = TwinLog()
     twin.write({b"a": b"0"})
     twin.environment.run(run_round, twin.open(), settings_for(tmp_path))
@@ -258,7 +258,7 @@ def test_a_tail_does_not_step_over_truncated_commits(tmp_path: Path) -> None:
 
 
 def test_the_watchdog_alarms_while_a_round_hangs(tmp_path: Path) -> None:
-    """A round that never returns is what the watchdog is for: the alarm comes from its own thread."""
+    """The alarm comes from the watchdog's own thread while a round hangs."""
     alarmed, twin = threading.Event(), TwinLog()
     twin.write({b"a": b"1"})
 

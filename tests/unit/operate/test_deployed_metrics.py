@@ -1,4 +1,4 @@
-"""The alert rules and the dashboard: they speak of metrics that there are, and Prometheus' own checker takes them."""
+"""The alert rules and the dashboard use existing metrics and pass Prometheus' own checker."""
 
 import json
 import re
@@ -21,7 +21,7 @@ _NAME = re.compile(r"\bstatelog_\w+")
 
 
 def _known() -> set[str]:
-    """The names of all samples."""
+    """Return the names of all samples."""
     names = {name for name, one in METRICS.items() if one.kind is not Kind.HISTOGRAM}
     histograms = METRICS.keys() - names
     return names | {f"{name}_{part}" for name in histograms for part in ("bucket", "count", "sum")}
@@ -34,7 +34,10 @@ def _expressions() -> list[str]:
 
 @cache
 def _promtool() -> tuple[Path | None, str]:
-    """The program, or why there is none. Debian's package is taken apart, not installed: it would start a server."""
+    """Return the path of promtool, or the reason why it is missing. Debian's package is only unpacked:
+
+    installing it would start a server.
+    """
     if found := shutil.which("promtool"):
         return Path(found), ""
     place = cache_directory() / "promtool"
@@ -54,7 +57,7 @@ def _run(directory: Path, *command: str) -> None:
 
 
 def _checked(*args: object) -> None:
-    """Run the checker. Skips, with the reason, where it cannot be had."""
+    """Run the checker. Skip with the reason if there is none."""
     program, why = _promtool()
     if program is None:
         pytest.skip(f"promtool cannot be had: {why}")
@@ -64,14 +67,14 @@ def _checked(*args: object) -> None:
 
 @pytest.mark.parametrize("path", [_RULES, _PROMETHEUS / "statelog-alerts-test.yml", _BOARD], ids=lambda path: path.name)
 def test_they_speak_of_metrics_that_there_are(path: Path) -> None:
-    """Each name is one of the code's."""
+    """Each metric in the rules and the dashboard is one of the code's."""
     found = set(_NAME.findall(path.read_text("utf-8")))
     assert len(found) > 5
     assert found - _known() == set()
 
 
 def test_the_dashboard_is_whole() -> None:
-    """Each panel asks for something, by an id and in a place of its own."""
+    """Each panel has a query, and an id and a place of its own."""
     panels = json.loads(_BOARD.read_text("utf-8"))["panels"]
     assert len({panel["id"] for panel in panels}) == len(panels)
     assert len({(panel["gridPos"]["x"], panel["gridPos"]["y"]) for panel in panels}) == len(panels)
@@ -79,17 +82,17 @@ def test_the_dashboard_is_whole() -> None:
 
 
 def test_the_rules_alarm_when_they_should() -> None:
-    """Their own tests pass: a healthy log is silent, and one whose rounds fail and hang is not."""
+    """The rules pass their own tests: a healthy log is silent, and one whose rounds fail or hang alarms."""
     _checked("check", "rules", _RULES)
     _checked("test", "rules", _PROMETHEUS / "statelog-alerts-test.yml")
 
 
 def test_what_the_dashboard_asks_is_promql(tmp_path: Path) -> None:
-    """As rules, all of its expressions are taken."""
+    """Every expression of the dashboard is accepted as PromQL."""
     rules = [
         {"record": f"panel:{number}", "expr": expression.replace("$log", ".*")}
         for number, expression in enumerate(_expressions())
     ]
     path = tmp_path / "panels.yml"
-    path.write_text(json.dumps({"groups": [{"name": "panels", "rules": rules}]}))  # YAML has JSON within it.
+    path.write_text(json.dumps({"groups": [{"name": "panels", "rules": rules}]}))  # JSON is YAML, too.
     _checked("check", "rules", path)

@@ -1,4 +1,4 @@
-"""A drill: the state of a log is restored in two ways, and a difference is damage."""
+"""A drill restores the state of a log in two ways, and reports a difference as damage."""
 
 import logging
 from pathlib import Path
@@ -22,20 +22,20 @@ KEYS = [b"k%d" % number for number in range(30)]
 
 
 def drilled(twin: TwinLog, *, lease: bool = True) -> Drilled:
-    """A drill of it, as another process does it."""
+    """Run a drill of the log, as another process does."""
     with twin.open() as log:
         return twin.environment.run(drill, log, RecoverySettings(lease=lease))
 
 
 def rolled_up(twin: TwinLog, tmp_path: Path, *, keep: int = 2) -> None:
-    """Another commit, and a round."""
+    """Write another commit and run a round."""
     twin.write({key: b"%d" % len(twin.run_paths()) for key in KEYS} | {KEYS[0]: None})
     with twin.open() as log:
         twin.environment.run(run_round, log, settings_for(tmp_path, keep=keep))
 
 
 def test_the_log_alone_is_the_other_way_while_it_reaches_back(tmp_path: Path) -> None:
-    """Nothing was truncated after one round; both have the state, and lease and scratch are gone."""
+    """After one round, the complete log is the second way. Both give the state, and lease and scratch are removed."""
     twin = TwinLog()
     rolled_up(twin, tmp_path)
     twin.write({KEYS[1]: b"tail"})
@@ -52,7 +52,7 @@ def test_the_log_alone_is_the_other_way_while_it_reaches_back(tmp_path: Path) ->
 
 
 def test_an_older_snapshot_is_the_other_way_afterwards(tmp_path: Path) -> None:
-    """The oldest one that is kept; with no lease nothing is written."""
+    """After truncation, the oldest retained snapshot is the second way. Without a lease nothing is written."""
     twin = TwinLog()
     for _ in range(4):
         rolled_up(twin, tmp_path, keep=3)
@@ -66,7 +66,7 @@ def test_an_older_snapshot_is_the_other_way_afterwards(tmp_path: Path) -> None:
 
 
 def test_a_log_without_a_snapshot_has_one_way() -> None:
-    """The log alone."""
+    """A log without a snapshot is restored from the log alone."""
     twin = TwinLog()
     twin.write({KEYS[0]: b"v"})
     done = drilled(twin)
@@ -77,7 +77,7 @@ def test_a_log_without_a_snapshot_has_one_way() -> None:
 
 
 def test_a_difference_is_damage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It names both ways, and how many rows each has."""
+    """A difference is damage that names both ways and their row counts."""
     twin = TwinLog()
     rolled_up(twin, tmp_path)
 
@@ -98,7 +98,7 @@ def test_a_difference_is_damage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 
 @pytest.mark.usefixtures("busy_ledger")
 def test_what_was_given_up_is_not_compared(tmp_path: Path) -> None:
-    """The snapshot has it, and the log alone does not."""
+    """An accepted loss, which the snapshot has and the log has not, is not compared."""
     twin = TwinLog(partitions=1)
     rolled_up(twin, tmp_path)
     with twin.open() as log:
@@ -109,7 +109,7 @@ def test_what_was_given_up_is_not_compared(tmp_path: Path) -> None:
 
 
 def test_a_digest_is_the_states(tmp_path: Path) -> None:
-    """Of whatever portions it came in: equal to that of the table, and of an earlier position another one."""
+    """A digest depends on the state and not on the portions: it equals the table's, and differs for an earlier one."""
     twin = TwinLog()
     rolled_up(twin, tmp_path)
     with twin.open() as log:
@@ -121,14 +121,14 @@ def test_a_digest_is_the_states(tmp_path: Path) -> None:
 
 
 def _told(twin: Twin, *names: str) -> list[Event]:
-    """The first event of each of these logs, of drills that come every few milliseconds."""
+    """Return the first event of each of these logs, with drills every few milliseconds."""
     told: Queue[Event] = Queue()
     with twin.environment(), drilling(lambda: names, lambda name: Log.open(name, twin.where()), 0.01, told.put):
         return [told.get(timeout=30) for _ in names]
 
 
 def test_drills_come_by_themselves_and_are_told() -> None:
-    """Each log in its turn; what one of them has lost is its own event, and the next one is drilled all the same."""
+    """Logs are drilled in turn. A log's loss is its own event, and the next log is drilled all the same."""
     twin = Twin()
     with twin.environment():
         for name in ("damaged", "whole"):
@@ -147,7 +147,7 @@ def test_drills_come_by_themselves_and_are_told() -> None:
 
 
 def test_a_defect_of_one_drill_is_no_others_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is told as an error of its log, and the next drill comes."""
+    """A defect of a drill is an error event of its log, and the next drill still runs."""
     twin = Twin()
     with twin.environment():
         statelog.open("whole", twin.where(), create=True).close()
@@ -166,7 +166,7 @@ def test_a_defect_of_one_drill_is_no_others_end(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_no_drill_begins_behind_the_end() -> None:
-    """And none is told of: what reads events may be gone."""
+    """No drill begins, or is reported, after the end: the reader of events may be gone."""
     told: Queue[Event] = Queue()
     twin = Twin()
     with twin.environment(), drilling(lambda: ["absent"], lambda name: Log.open(name, twin.where()), 0.2, told.put):

@@ -1,4 +1,4 @@
-"""How bad an answer is, what follows from it, and what to do: decided without a cluster."""
+"""Severity, consequence and hint of an answer are decided without a cluster."""
 
 from dataclasses import replace
 from typing import Any
@@ -49,25 +49,25 @@ GOOD = KafkaAnswers(
 
 
 def judged(need: Need, error: StatelogError | None = None, **changed: Any) -> Finding:
-    """What is found of a need where all is well but for this."""
+    """Return the finding of a need in a cluster without other faults."""
     errors = {} if error is None else {need: error}
     return next(one for one in findings(replace(GOOD, errors=errors, **changed)) if one.name == need.value)
 
 
 def with_replicas(count: int) -> tuple[TopicAnswer, ...]:
-    """Those topics with so many replicas."""
+    """Return the topics with so many replicas."""
     return tuple(topic._replace(found=replace(topic.found, replication_factor=count)) for topic in TOPICS)
 
 
 def test_where_all_is_well() -> None:
-    """Each need has its finding, which tells nobody to do anything."""
+    """On a healthy cluster, each need has an OK finding without a hint."""
     found = findings(GOOD)
     assert [one.name for one in found] == list(Need)
     assert {(one.severity, one.why, one.hint) for one in found} == {(Severity.OK, "", "")}
 
 
 def test_the_worst_is_what_counts() -> None:
-    """In the order of the severities."""
+    """The worst severity counts."""
     found = [Finding(name="x", severity=severity, found="") for severity in Severity]
     assert [worst(found[:count]) for count in range(1, 6)] == list(Severity)
     assert worst([]) is Severity.OK
@@ -88,14 +88,15 @@ def test_the_worst_is_what_counts() -> None:
     ids=str,
 )
 def test_how_bad_an_error_is(error: StatelogError, severity: Severity) -> None:
-    """What the broker says no to is refused, also where the record's outcome is unknown."""
+    """A clear refusal of the broker is REFUSED, also where the record's outcome is unknown."""
     assert severity_of(error) is severity
     assert judged(Need.LARGEST, error).severity is severity
 
 
 def test_a_right_that_is_missing() -> None:
-    """Without CREATE topics can be given; without DELETE a log can be made, but not by whom rolls it up; without
-    the request it is made in another way.
+    """Without CREATE, topics can be passed. Without DELETE, a log can be made, but not truncated.
+
+    Without DeleteRecords, retention replaces it.
     """
     error = ConfigError("x takes CREATE", kafka_error="TOPIC_AUTHORIZATION_FAILED", hint="Grant it")
     assert "--topics NAME" in judged(Need.TOPICS, error, topics=None).hint
@@ -107,7 +108,7 @@ def test_a_right_that_is_missing() -> None:
 
 
 def test_a_codec_that_is_refused() -> None:
-    """It is told from other reasons why a record is not taken."""
+    """A refused codec is distinguished from other reasons for a refused record."""
     error = OutcomeUnknown("x", reason="UNSUPPORTED_COMPRESSION_TYPE: no lz4")
     found = {one.name: one for one in findings(replace(GOOD, errors={Need.IDEMPOTENCE: error}, sent=None, read=None))}
     assert found[Need.CODEC].severity is Severity.REFUSED
@@ -116,7 +117,7 @@ def test_a_codec_that_is_refused() -> None:
 
 
 def test_replicas() -> None:
-    """Fewer than asked for: the option that makes topics of one is named, also where all is waived."""
+    """For fewer replicas than requested, the hint names the option for a single replica, also where all is waived."""
     found = judged(Need.REPLICAS, topics=with_replicas(1))
     assert (found.severity, found.hint) == (
         Severity.REFUSED,
@@ -129,7 +130,7 @@ def test_replicas() -> None:
 
 
 def test_places_and_ends() -> None:
-    """Records that are elsewhere, an end below what was acknowledged, records that stay."""
+    """Misplaced records, an end below an acknowledgement, and records that stay are each found."""
     assert judged(Need.PLACES, read=Read(2, 0.0)).found == "2 of 3 records are not where their acknowledgements say"
     assert judged(Need.LIST_OFFSETS, listed=OffsetRange(0, 7)).severity is Severity.REFUSED
     assert judged(Need.DELETE_RECORDS, truncated=(OffsetRange(0, 8),)).found == "8 records are still there"
@@ -145,12 +146,12 @@ def test_places_and_ends() -> None:
     ],
 )
 def test_clocks(skew_s: float | None, severity: Severity, found: str) -> None:
-    """A clock that is off is told, and harms nothing."""
+    """A wrong clock is reported as harmless."""
     told = judged(Need.CLOCK, read=Read(0, skew_s))
     assert (told.severity, told.found) == (severity, found)
 
 
 def test_times() -> None:
-    """The median and the 99th percentile; of nothing there are none."""
+    """Times are given as median and 99th percentile, and left out if there are none."""
     assert times([float(number) for number in range(200)]) == {"p50_s": 100.0, "p99_s": 198.0}
     assert times(()) == {}

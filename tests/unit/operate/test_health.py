@@ -1,4 +1,4 @@
-"""Health: what makes a daemon not live, or not ready, and what its server answers to whom."""
+"""Health: reasons why a daemon is not live or not ready, and the answers of its server."""
 
 import http.client
 import socket
@@ -50,12 +50,12 @@ _SETTINGS = MaterializerSettings()
     ],
 )
 def test_what_speaks_against_it(now: MaterializerStatistics, not_live: str, not_ready: tuple[str, ...]) -> None:
-    """What hangs is not live; what fails is not ready, and says why."""
+    """A hanging daemon is not live. A failing one is not ready and says why."""
     assert health_of("visits", now, _SETTINGS) == LogHealth(log="visits", not_live=not_live, not_ready=not_ready)
 
 
 def test_one_log_of_many_that_hangs_is_not_ready() -> None:
-    """The process is live as long as others go on, and none of it is if all hang, or what drives them."""
+    """The process is live while one log works and its loop runs. A hanging log makes it not ready."""
     hangs, well = LogHealth(log="a", not_live="it hangs"), LogHealth(log="b")
     assert Health(logs=[hangs, well]).why_not_live() == []
     assert Health(logs=[hangs, well]).why_not_ready() == ["a: it hangs"]
@@ -65,7 +65,7 @@ def test_one_log_of_many_that_hangs_is_not_ready() -> None:
 
 
 def test_logs_that_all_hang_are_told_also_where_none_can_be_looked_for() -> None:
-    """A store that hangs does both, and whoever starts such a process anew has to be told."""
+    """A hanging store both hangs all logs and hides the root. Both are reported, so that the process is restarted."""
     state = MemberState(log="a", settings=_SETTINGS, opening_s=_SETTINGS.hang_s)
     found = health_of_all([state], late_s=0.0, hang_s=_SETTINGS.hang_s, problem="the store is away")
     assert found.why_not_live() == ["a: it has been opening for 15 min 0 s"]
@@ -73,7 +73,7 @@ def test_logs_that_all_hang_are_told_also_where_none_can_be_looked_for() -> None
 
 
 def test_a_store_that_hangs_makes_a_daemon_that_is_not_live(tmp_path: Path) -> None:
-    """The loop goes on, yet the round reaches no step; once the store answers, all is well again."""
+    """A store that hangs makes the daemon not live although its loop runs. It is live again once the store answers."""
     bench = DaemonBench(tmp_path, hang_s=30.0)
     bench.twin.write({b"a": b"1"})
     seen: list[tuple[float, str]] = []
@@ -91,7 +91,7 @@ def test_a_store_that_hangs_makes_a_daemon_that_is_not_live(tmp_path: Path) -> N
 
 
 def test_a_loop_that_does_not_turn_is_not_live(tmp_path: Path) -> None:
-    """It said when it would turn; before it runs and once it has ended nobody waits for it."""
+    """A loop that misses its announced time is not live. Before the start and after the end none is announced."""
     bench = DaemonBench(tmp_path, hang_s=30.0)
     bench.now_s = 1000.0
     assert bench.daemon.statistics().late_s == 0
@@ -112,7 +112,7 @@ def _settings(bench: DaemonBench) -> MaterializerSettings:
     return replace(_SETTINGS, hang_s=30.0)
 
 
-# ---- a program of one's own
+# ---- a user's program
 
 
 @pytest.mark.parametrize(
@@ -129,13 +129,13 @@ def _settings(bench: DaemonBench) -> MaterializerSettings:
     ],
 )
 def test_what_speaks_against_a_worker(silent_s: float, tables: list[bool], health: LogHealth) -> None:
-    """A loop that asks for nothing is not live; one without a table of each partition that it has is not ready."""
+    """A worker whose loop does not poll is not live. One without a table for each assigned partition is not ready."""
     found = [PartitionStatistics(number, commit_age_s=1.0 if one else None) for number, one in enumerate(tables)]
     assert health_of_worker("words", silent_s, found, 300.0) == health
 
 
 def test_one_call_serves_a_worker_to_kubelet_and_prometheus() -> None:
-    """It is ready once its table is open, live until its loop hangs, and live again; it has the metrics of a worker."""
+    """A worker is ready once its table is open, and live unless its loop hangs. Its metrics are served as well."""
     twin, port, probes = Twin(), free_port(), free_port()
     twin.send("words", b"a", b"b")
     ends = ExitStack()
@@ -168,7 +168,7 @@ def test_one_call_serves_a_worker_to_kubelet_and_prometheus() -> None:
 
 
 def test_a_table_is_something_that_is_open() -> None:
-    """A program without a worker is ready while it has a table, or whatever else, open."""
+    """A program without a worker is ready while its tables, or other given objects, are open."""
     twin, port = Twin(), free_port()
     with ExitStack() as ends:
         ends.callback(export_metrics(CollectorRegistry(), listen=f"127.0.0.1:{port}"))
@@ -179,13 +179,13 @@ def test_a_table_is_something_that_is_open() -> None:
 
 @pytest.mark.parametrize("given", [{"listen": 9400}, {"probes": 9401}, {"hang_s": 0.0}, {"hang_s": "5min"}])
 def test_what_says_nothing_is_refused(given: dict[str, Any]) -> None:
-    """A port alone is no address, and a limit that everything exceeds is none."""
+    """A port without a host is refused, and so is a limit that every delay exceeds."""
     with pytest.raises(ConfigError, match=r"an address to listen on is of type int|hang_s is"):
         export_metrics(CollectorRegistry(), **given)
 
 
 def test_metrics_are_in_the_clear_only_where_the_network_is_said_to_be_guarded() -> None:
-    """Beyond this machine a certificate and a token are asked for, unless the caller names the guard."""
+    """Metrics beyond this machine need a certificate and a token, unless the caller names what guards the network."""
     with pytest.raises(ConfigError, match="other machines can reach"):
         export_metrics(CollectorRegistry(), listen="0.0.0.0:0")
     export_metrics(CollectorRegistry(), listen="0.0.0.0:0", guarded_network=True)()
@@ -209,7 +209,7 @@ def _ask(server: HealthServer, path: str, method: str = "GET", **headers: str) -
 
 
 def test_it_says_whether_and_why_not() -> None:
-    """A line for each reason; of one log if one is asked for."""
+    """The server answers with a line for each reason, for all logs or for one."""
     health = Health(logs=[LogHealth(log="a", not_ready=("it fails", "it is old")), LogHealth(log="b")])
     with _served(health) as server:
         assert _ask(server, "/livez") == (200, "live\n")
@@ -226,7 +226,7 @@ def test_it_says_whether_and_why_not() -> None:
 
 
 def test_who_holds_connections_keeps_nobody_from_asking() -> None:
-    """Those that say nothing are let go of after some seconds; others are answered meanwhile, or soon after."""
+    """Silent connections are closed after some seconds, and other clients are answered meanwhile or soon after."""
     with _served(Health()) as server:
         host, _, port = server.url.removeprefix("http://").rpartition(":")
         silent = [http.client.HTTPConnection(host, int(port), timeout=30) for _ in range(4)]
@@ -238,7 +238,7 @@ def test_who_holds_connections_keeps_nobody_from_asking() -> None:
 
 
 def test_who_speaks_slowly_is_let_go_of(monkeypatch: pytest.MonkeyPatch) -> None:
-    """However often a byte comes: else a few such clients would keep everybody else from asking for good."""
+    """A slow client is disconnected, however often it sends a byte. A few of them would otherwise block all others."""
     monkeypatch.setattr("statelog.operate.health._REQUEST_S", 0.5)
     with _served(Health()) as server:
         host, _, port = server.url.removeprefix("http://").rpartition(":")
@@ -252,7 +252,7 @@ def test_who_speaks_slowly_is_let_go_of(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def test_a_token_and_tls_for_others(tmp_path: Path) -> None:
-    """Beyond this machine there is no answer in the clear, and none without the token."""
+    """Beyond this machine, the server answers neither without TLS nor without the token."""
     authority = trustme.CA()
     certificate = authority.issue_cert("127.0.0.1")
     certificate.private_key_and_cert_chain_pem.write_to_path(tmp_path / "cert.pem")
@@ -274,7 +274,7 @@ def test_a_token_and_tls_for_others(tmp_path: Path) -> None:
 
 
 def test_an_address_in_use_is_told() -> None:
-    """As what it is, with what to do."""
+    """An address in use is reported as such, with what to do."""
     with _served(Health()) as server:
         taken = listening_at(server.url.removeprefix("http://"))
         with pytest.raises(ConfigError, match="the address cannot be bound"):
@@ -283,7 +283,7 @@ def test_an_address_in_use_is_told() -> None:
 
 
 def test_threads_that_cannot_begin_take_no_room(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Once threads can be had again it answers, however many requests found none."""
+    """Requests for which no thread could start occupy no room. The server answers once threads are available."""
 
     def refuse(_: threading.Thread) -> None:
         raise RuntimeError("can't start new thread")

@@ -1,4 +1,4 @@
-"""What the doctor finds on the twin of each service, by what is known of it; and the page that says the same."""
+"""The Kafka doctor's findings on the twin of each service, and the page that lists them."""
 
 import re
 import time
@@ -40,23 +40,23 @@ FEW = 5
 
 
 class Examined(NamedTuple):
-    """What came of it: the findings by need, and the topics that are left."""
+    """The outcome of an examination: the findings by need, and the remaining topics."""
 
     found: Mapping[str, Finding]
     left: list[str]
 
     @property
     def worst(self) -> Severity:
-        """The worst of all."""
+        """The worst severity."""
         return worst(self.found.values())
 
     def severities(self) -> dict[str, str]:
-        """Of those that are not OK."""
+        """Return the severities that are not OK."""
         return {name: one.severity.value for name, one in self.found.items() if one.severity is not Severity.OK}
 
 
 def examine(cluster: MemoryCluster, *waived: str, named: str = "", replicas: int = 3) -> Examined:
-    """Ask a twin everything, a little of each."""
+    """Ask a twin every question, with few repetitions."""
     with lines():
         answers, left = _asked(MemoryKafka(cluster=cluster), parse_waivers(waived), named, replicas)
     return Examined({one.name: one for one in findings(answers)}, left)
@@ -78,7 +78,7 @@ def _asked(kafka: Kafka, waived: frozenset[Waiver], named: str, replicas: int) -
 
 
 def on(provider: Provider) -> MemoryCluster:
-    """A cluster of this service."""
+    """Return a cluster of this service."""
     return ProviderCluster(provider, clock=time.time)
 
 
@@ -104,7 +104,7 @@ def on(provider: Provider) -> MemoryCluster:
     ids=lambda one: one.name if isinstance(one, Provider) else "",
 )
 def test_each_service(provider: Provider, bad: dict[str, str]) -> None:
-    """What is missing is found, all else is OK, and no topic is left."""
+    """The doctor finds what each service lacks, the rest is OK, and no topic remains."""
     found = examine(on(provider))
     assert found.severities() == bad
     assert found.left == []
@@ -112,7 +112,7 @@ def test_each_service(provider: Provider, bad: dict[str, str]) -> None:
 
 
 def test_what_is_waived_is_a_note() -> None:
-    """By its name; and the finding names the waiver, as it is passed, where it is not."""
+    """A waived need is a note with its waiver. Without the waiver, the hint says how to pass it."""
     assert examine(on(REDPANDA)).found[Need.TOPIC_IDS].hint == "Waive it by name: allow_unsafe=topic-ids"
     found = examine(on(REDPANDA), "topic-ids", "unknown-settings")
     assert found.worst is Severity.NOTE
@@ -120,7 +120,7 @@ def test_what_is_waived_is_a_note() -> None:
 
 
 def test_figures() -> None:
-    """How long produces and commits took, as facts; the first, which connects, does not count."""
+    """Times of produces and commits are facts. The first one, which connects, does not count."""
     found = examine(on(APACHE)).found
     for need in (Need.IDEMPOTENCE, Need.LOG):
         assert found[need].facts.keys() == {"p50_s", "p99_s"}
@@ -128,7 +128,7 @@ def test_figures() -> None:
 
 
 def test_a_setting_that_is_needed_and_refused() -> None:
-    """Nothing else is asked, because there is no topic to ask on."""
+    """If a required setting is refused, no topic can be made and nothing else is asked."""
     found = examine(on(Provider(name="x", refuses=frozenset({"retention.bytes"}))))
     assert found.found[Need.TOPICS].severity is Severity.REFUSED
     assert "retention.bytes" in found.found[Need.TOPICS].found
@@ -138,7 +138,7 @@ def test_a_setting_that_is_needed_and_refused() -> None:
 
 
 def test_a_service_that_deletes() -> None:
-    """By size, which says nothing of when: no waiver helps, and none is named. By age, one of its own does."""
+    """Deletion by size has no waiver, since it does not say when. Deletion by age has one, which the hint names."""
     found = examine(on(Provider(name="x", sets={"retention.bytes": "604800000"})), *Waiver)
     assert found.found[Need.KEPT].severity is Severity.REFUSED
     assert "allow_unsafe" not in found.found[Need.KEPT].hint
@@ -148,27 +148,30 @@ def test_a_service_that_deletes() -> None:
 
 
 def test_a_service_that_names_no_setting() -> None:
-    """What it may well take is not left out as well: it keeps records for ever."""
+    """A service that does not name the refused setting still gets the others, and retains records for ever."""
     found = examine(on(Provider(name="x", refuses=frozenset({"segment.bytes"}), is_terse=True)), "min-insync")
     assert found.found[Need.KEPT].severity is Severity.OK
     assert found.found[Need.SPARE].severity is Severity.NOTE
 
 
 class _SmallRecords(MemoryCluster):
-    """Refuses records of more than 8 MiB, and tells nobody of it."""
+    """A cluster that refuses records of more than 8 MiB without announcing it."""
 
     def _setting(self, topic: str, name: str) -> str:
         return str(8 << 20) if name == "max.message.bytes" else super()._setting(topic, name)
 
 
 def test_records_that_are_too_large_for_a_service() -> None:
-    """The largest record is sent, whatever the settings say."""
+    """The largest record is really sent, whatever the settings say."""
     found = examine(_SmallRecords()).found[Need.LARGEST]
     assert (found.severity, "MSG_SIZE_TOO_LARGE" in found.found) == (Severity.REFUSED, True)
 
 
 def test_an_acknowledgement_without_an_offset() -> None:
-    """The outcome is unknown: commits could not list the record. `sends` has the number of the doctor's first."""
+    """An acknowledgement without an offset is an unknown outcome, since commits could not list the record.
+
+    `sends` has the number of the doctor's first.
+    """
     fates = dict.fromkeys(range(14, 16), Fate.ACK_WITHOUT_OFFSET)
     found = examine(MemoryCluster(faults=ScriptedFaults(fates=fates))).found
     assert found[Need.LOG].severity is Severity.OK
@@ -197,7 +200,7 @@ CONFIG = {
 
 
 def test_topics_of_somebody_else() -> None:
-    """They are used, of any number of partitions, and stay; nothing is written to them once they hold something."""
+    """Given topics of any number of partitions are used and remain. Nothing is written to topics that hold records."""
     cluster = on(APACHE)
     with _named(cluster):
         assert examine(cluster, named="mine").severities() == {}
@@ -210,7 +213,7 @@ def test_topics_of_somebody_else() -> None:
 
 @pytest.mark.parametrize("call", range(0, 78, 4))
 def test_an_answer_that_fails_leaves_no_topics(call: int) -> None:
-    """Wherever it is: what was asked is told, and the topics go."""
+    """A failing answer at any point is reported, and no topics remain."""
 
     cluster = MemoryCluster(questions=ScriptedQuestions(answers={call: UNAVAILABLE}), clock=time.time)
     with lines():
@@ -237,18 +240,18 @@ def _table(page: Path, heading: str) -> list[list[str]]:
 
 
 def test_the_page_has_a_row_for_each_need() -> None:
-    """By the doctor's names, in its order."""
+    """The page has a row for each of the doctor's needs, in its order."""
     assert [row[0].replace("`", "") for row in _table(PAGE, "What a log needs")] == [need.value for need in Need]
 
 
 def test_the_page_has_every_waiver() -> None:
-    """By its name."""
+    """The page names every waiver."""
     assert {row[0].strip("`") for row in _table(PAGE, "What may be waived")} == {waiver.value for waiver in Waiver}
 
 
 @pytest.mark.parametrize("provider", PROFILES, ids=lambda one: str(one.name))
 def test_the_page_says_of_a_service_what_the_doctor_says(provider: Provider) -> None:
-    """Whether a log works there, with which waivers, and which settings are left out."""
+    """The page agrees with the doctor on whether a log works at a service, with which waivers and omitted settings."""
     name, services = provider.name.replace(",", "", 1), _table(PAGE, "Services")
     rows = [row for row in services if row[0] == name] or [row for row in services if row[0].startswith(name)]
     assert len(rows) == 1, "a profile has one row, whose name is, or begins with, the profile's"

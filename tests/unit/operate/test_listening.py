@@ -1,4 +1,4 @@
-"""Where a server of ours may listen, and who is answered."""
+"""Addresses on which a server of ours may listen, and the clients that it answers."""
 
 import base64
 import os
@@ -19,7 +19,7 @@ TOKEN = "a token of some length"
 
 @pytest.fixture
 def token_file(tmp_path: Path) -> Path:
-    """A file with a token, as an editor leaves it."""
+    """Return a file with a token, as an editor saves it."""
     path = tmp_path / "token"
     path.write_text(f"{TOKEN}\n", "utf-8")
     return path
@@ -35,7 +35,7 @@ def token_file(tmp_path: Path) -> Path:
     ],
 )
 def test_this_machine_needs_neither_certificate_nor_token(address: str, url: str) -> None:
-    """Whoever is on the machine is answered."""
+    """Clients on this machine need neither certificate nor token."""
     found = listening_at(address)
     assert found.url == url
     assert found.admits("")
@@ -44,7 +44,7 @@ def test_this_machine_needs_neither_certificate_nor_token(address: str, url: str
 
 @pytest.mark.parametrize("address", ["9400", ":9400", "127.0.0.1", "127.0.0.1:http", "127.0.0.1:70000", "::1:9400"])
 def test_what_is_no_address_is_refused(address: str) -> None:
-    """With what to write instead."""
+    """A malformed address is refused with what to write instead."""
     with pytest.raises(ConfigError, match="not an address") as refused:
         listening_at(address)
     assert "HOST:PORT" in str(refused.value.hint)
@@ -52,7 +52,7 @@ def test_what_is_no_address_is_refused(address: str) -> None:
 
 @pytest.mark.parametrize("address", ["0.0.0.0:9400", "[::]:9400", "10.1.2.3:9400", "example.test:9400"])
 def test_nothing_is_served_to_others_without_certificate_and_token(address: str, token_file: Path) -> None:
-    """A name may be anybody's, too."""
+    """Serving others without certificate and token is refused. A host name may be anybody's, too."""
     half: dict[str, Any] = {"certificate": token_file, "key": token_file}
     wanting: list[dict[str, Any]] = [{}, {"token_file": token_file}, half]
     for given in wanting:
@@ -64,13 +64,13 @@ def test_nothing_is_served_to_others_without_certificate_and_token(address: str,
 
 @pytest.mark.parametrize("host", ["a..b", "a" * 64, "192.0.2.1"])
 def test_where_nothing_can_listen_is_refused(host: str) -> None:
-    """Whatever is wrong with it: it is no name, or another machine is meant."""
+    """An address that cannot be bound is refused, whether it is no name or another machine's."""
     with pytest.raises(ConfigError, match="the address cannot be bound"):
         Listening(host=host, port=0).bound()
 
 
 def test_a_certificate_is_used_with_its_key(tmp_path: Path) -> None:
-    """Half of it, or what is none, is refused."""
+    """A certificate is used with its key. An incomplete or invalid pair is refused."""
     issued = trustme.CA().issue_cert("localhost")
     certificate, key = tmp_path / "certificate.pem", tmp_path / "key.pem"
     issued.private_key_pem.write_to_path(key)
@@ -85,7 +85,7 @@ def test_a_certificate_is_used_with_its_key(tmp_path: Path) -> None:
 
 
 def test_a_key_with_a_password_is_refused_on_a_terminal_too(tmp_path: Path) -> None:
-    """It was asked for there, by a daemon that waited for it."""
+    """A key with a password is refused, also on a terminal, where a daemon would wait for the password."""
     issued = trustme.CA().issue_cert("localhost")
     certificate, key = tmp_path / "certificate.pem", tmp_path / "key.pem"
     issued.cert_chain_pems[0].write_to_path(certificate)
@@ -113,7 +113,7 @@ def test_a_key_with_a_password_is_refused_on_a_terminal_too(tmp_path: Path) -> N
 
 
 def test_a_token_is_asked_for_where_there_is_one(token_file: Path) -> None:
-    """As a bearer's, or as the password that a browser asks its user for; it is never shown."""
+    """The token is accepted as a bearer token, or as a browser's password, and is never shown."""
     found = listening_at("127.0.0.1:1", token_file=token_file)
     assert TOKEN not in repr(found)
 

@@ -1,4 +1,4 @@
-"""A doctor of logs: every damage that can be done to a log on twins has its finding, and a healthy log has none."""
+"""The log doctor finds each kind of damage to a log on twins, and nothing on a healthy one."""
 
 import re
 from collections.abc import Callable, Iterator
@@ -43,7 +43,7 @@ WRITES = {
 
 @pytest.fixture
 def twin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> TwinLog:
-    """A log with three snapshots, of which two are kept, and a tail; each partition has something in both."""
+    """Return a log with three snapshots, two of them retained, and a tail. Each partition has changes in both."""
     monkeypatch.setattr(Log, "patience_s", 0.0)
     made = TwinLog(replicas=3)
     with made.open() as log:
@@ -60,7 +60,7 @@ def twin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> TwinLog:
 def examined(
     twin: TwinLog, *, where: Where | None = None, now_s: float | None = None, **how: Any
 ) -> dict[str, Finding]:
-    """The findings, by name. Times are the twin's."""
+    """Return the findings by name, at the twin's time."""
     settings = settings_for(Path(), subscriptions=SubscriptionCap(idle_s=3600.0))
     environment = Environment(wall_clock=twin.clock if now_s is None else lambda: now_s)
     place = replace(where or twin.where(), allow_unsafe=())
@@ -70,7 +70,7 @@ def examined(
 
 
 def bad(found: dict[str, Finding]) -> dict[str, Severity]:
-    """What was asked, and is not as it should be."""
+    """Return the findings that are not OK."""
     return {
         name: one.severity
         for name, one in found.items()
@@ -79,7 +79,7 @@ def bad(found: dict[str, Finding]) -> dict[str, Severity]:
 
 
 def test_a_healthy_log_has_no_findings(twin: TwinLog, monkeypatch: pytest.MonkeyPatch) -> None:
-    """And nothing is written on either port, however deep it is looked into."""
+    """A healthy log has no findings, and even a deep check writes nothing to either port."""
 
     def refuse(*_: object, **__: object) -> None:
         raise AssertionError("a doctor only reads")
@@ -98,13 +98,13 @@ def test_a_healthy_log_has_no_findings(twin: TwinLog, monkeypatch: pytest.Monkey
 
 
 def test_a_log_that_was_just_made_has_none(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It has no snapshot, and needs none yet."""
+    """A new log has no findings: it has no snapshot, and needs none yet."""
     monkeypatch.setattr(Log, "patience_s", 0.0)
     assert bad(examined(TwinLog(replicas=3))) == {}
 
 
 def newest_run(twin: TwinLog) -> str:
-    """The path on the disk of a run that the newest manifest names."""
+    """Return the path of a run that the newest manifest names."""
     with twin.open() as log:
         stored = log.manifests.newest()
         assert stored is not None
@@ -112,17 +112,17 @@ def newest_run(twin: TwinLog) -> str:
 
 
 def manifest(number: int) -> str:
-    """The path on the disk of a manifest: 3 is the newest, and 2 the other one that is kept."""
+    """Return the path of a manifest: 3 is the newest, and 2 the other retained one."""
     return f"log/{MANIFESTS.path(number)}"
 
 
 def rewrite(twin: TwinLog, path: str, data: bytes) -> None:
-    """Somebody writes over a file."""
+    """Overwrite a file."""
     twin.disk.write(path, data, absent=False)
 
 
 def other_chain(twin: TwinLog) -> None:
-    """A manifest of another directory is copied over ours."""
+    """Copy a manifest of another directory over ours."""
     data = twin.disk.get(manifest(3))
     with twin.open() as log:
         newest = log.manifests.read(3)
@@ -132,44 +132,44 @@ def other_chain(twin: TwinLog) -> None:
 
 
 def restored_ledger(twin: TwinLog) -> None:
-    """The ledger was put back, and grew again by somebody's junk, beyond where it was."""
+    """Restore the ledger, and let foreign records grow it beyond its former end."""
     end = twin.cluster.log("log.ledger", 0).end
     twin.cluster.lose_tail("log.ledger", 0, 4)
     append(twin, "log.ledger", end)
 
 
 def append(twin: TwinLog, topic: str, count: int, partition: int = 0) -> None:
-    """Records of somebody who knows nothing of the log."""
+    """Append foreign records."""
     write_all(MemoryKafka(cluster=twin.cluster), topic, partition, [b"somebody's"] * count)
 
 
 def restored_data(twin: TwinLog) -> None:
-    """A partition lost its tail and grew again."""
+    """Let a partition lose its tail and grow again."""
     end = twin.cluster.log("log", 0).end
     twin.cluster.lose_tail("log", 0, 0)
     append(twin, "log", end)
 
 
 def spoilt_tail(twin: TwinLog) -> None:
-    """A batch of the tail, which no client unpacks."""
+    """Damage a batch of the tail so that no client can unpack it."""
     end = twin.cluster.log("log", 1).end
     twin.cluster.spoil("log", 1, end - 1, end)
 
 
 def torn_chunk(twin: TwinLog) -> None:
-    """A chunk of the tail is another one."""
+    """Replace a chunk of the tail."""
     twin.cluster.overwrite("log", 1, twin.cluster.log("log", 1).end - 1, b"not a chunk")
 
 
 def corrupt_ledger(twin: TwinLog) -> None:
-    """A record of the ledger behind the snapshot is not what was written."""
+    """Damage a record of the ledger behind the snapshot."""
     end = twin.cluster.log("log.ledger", 0).end
     value = twin.cluster.records("log.ledger", 0)[-1].value
     twin.cluster.overwrite("log.ledger", 0, end - 1, value[:-1] + bytes([value[-1] ^ 1]))
 
 
 def lease_of(twin: TwinLog, ttl_s: float = 120.0) -> str:
-    """A reader's lease, which it leaves behind; its path on the disk."""
+    """Leave a reader's lease behind, and return its path."""
     environment = Environment(wall_clock=twin.clock)
     hold = Hold(MemoryStore(twin.disk, "log"), Terms("a reader", ttl_s), environment=environment)
     hold.claim(Needs(1, {0: 0}))
@@ -177,7 +177,7 @@ def lease_of(twin: TwinLog, ttl_s: float = 120.0) -> str:
 
 
 def stuck_reader(twin: TwinLog) -> None:
-    """It renews its lease, and does not move on."""
+    """Let a reader renew its lease without moving on."""
     lease_of(twin, ttl_s=4 * 3600.0)
     twin.now_s += 3 * 3600.0
     with twin.open() as log:
@@ -185,12 +185,12 @@ def stuck_reader(twin: TwinLog) -> None:
 
 
 def unreadable_lease(twin: TwinLog) -> None:
-    """A lease that lost its end."""
+    """Cut off the end of a lease."""
     twin.disk.truncate(lease_of(twin), 20)
 
 
 def subscription_of(twin: TwinLog) -> str:
-    """A reader's subscription at the first snapshot that is kept; its path on the disk."""
+    """Make a reader's subscription at the first retained snapshot, and return its path."""
     with twin.open() as log:
         state = log.manifests.read(2).state
         HeldSubscription(log, "lake", holder_id="1", holder="a query").hold(state, None, take_up=True)
@@ -198,7 +198,7 @@ def subscription_of(twin: TwinLog) -> str:
 
 
 def forgotten_reader(twin: TwinLog) -> None:
-    """It is stopped for longer than the materializer allows."""
+    """Stop a subscribed reader for longer than the materializer allows."""
     subscription_of(twin)
     twin.now_s += 3601.0
     with twin.open() as log:
@@ -206,31 +206,31 @@ def forgotten_reader(twin: TwinLog) -> None:
 
 
 def unreadable_subscription(twin: TwinLog) -> None:
-    """A subscription that lost its end."""
+    """Cut off the end of a subscription."""
     twin.disk.truncate(subscription_of(twin), 20)
 
 
 def damaged_loss(twin: TwinLog) -> None:
-    """Who gave something up, and why: the file lost its end."""
+    """Cut off the end of an acceptance of a loss."""
     with twin.open() as log:
         accept_data_loss(log, [LossRange(0, 0, 1)], reason="a disk died", operator="ann")
     twin.disk.truncate(f"log/{LOSSES.path(1)}", 20)
 
 
 def copied_root(twin: TwinLog) -> None:
-    """The root was copied, and a round of the copy was published last."""
+    """Copy the root, and publish a round of the copy last."""
     group, text = "statelog.log.materializer", MemoryKafka(cluster=twin.cluster)
     published = text.published(group, "log.ledger", 0)
     text.publish_offset(group, "log.ledger", 0, 1, published.replace("memory://twin", "memory://elsewhere"))
 
 
 def full_disk(twin: TwinLog) -> None:
-    """Nothing is left."""
+    """Leave no free space."""
     twin.disk.capacity_bytes = twin.disk.used_bytes()
 
 
 def lagging(count: int) -> Callable[[TwinLog], None]:
-    """So many replicas of a partition are not in sync."""
+    """Take so many replicas of a partition out of sync."""
 
     def strike(twin: TwinLog) -> None:
         twin.cluster.log("log", 2).lagging = count
@@ -239,7 +239,7 @@ def lagging(count: int) -> Callable[[TwinLog], None]:
 
 
 def setting(topic: str, **settings: str) -> Callable[[TwinLog], None]:
-    """Somebody changes a setting."""
+    """Change a setting of a topic."""
 
     def strike(twin: TwinLog) -> None:
         twin.cluster.set_topic_config(topic, {name.replace("_", "."): value for name, value in settings.items()})
@@ -248,7 +248,7 @@ def setting(topic: str, **settings: str) -> Callable[[TwinLog], None]:
 
 
 def deleted(*topics: str) -> Callable[[TwinLog], None]:
-    """Somebody deletes topics."""
+    """Delete topics."""
 
     def strike(twin: TwinLog) -> None:
         for topic in topics:
@@ -258,24 +258,24 @@ def deleted(*topics: str) -> Callable[[TwinLog], None]:
 
 
 def no_materializer(twin: TwinLog) -> None:
-    """None has run for hours."""
+    """Let hours pass without a materializer."""
     twin.now_s += 2 * 3600.0
 
 
 def skewed(twin: TwinLog) -> None:
-    """The brokers' clock is ahead, and this machine's stands."""
+    """Set the brokers' clock ahead, and stop this machine's."""
     twin.now_s += 60.0
     twin.write({b"k": b"later"})
     twin.now_s -= 60.0
 
 
 def truncated_to_the_end(twin: TwinLog) -> None:
-    """Somebody deletes all records of a partition, those of the tail, too."""
+    """Delete all records of a partition, including the tail."""
     twin.cluster.truncate("log", 0, twin.cluster.log("log", 0).end)
 
 
 def truncated_to_the_newest(twin: TwinLog) -> None:
-    """Somebody deletes what only the older one of two snapshots needs."""
+    """Delete records that only the older one of two snapshots needs."""
     with twin.open() as log:
         twin.cluster.truncate("log.ledger", 0, log.manifests.read(3).position)
 
@@ -326,7 +326,7 @@ DAMAGES: dict[str, tuple[Callable[[TwinLog], object], dict[Check, Severity]]] = 
 @pytest.mark.usefixtures("busy_ledger")
 @pytest.mark.parametrize("damage", DAMAGES)
 def test_each_damage_has_its_finding(twin: TwinLog, damage: str) -> None:
-    """That one and no other, with why it matters and what to do."""
+    """Each damage has exactly one finding, with why it matters and what to do."""
     strike, expected = DAMAGES[damage]
     strike(twin)
     if damage == "a lease is damaged":
@@ -343,7 +343,7 @@ def test_each_damage_has_its_finding(twin: TwinLog, damage: str) -> None:
 
 
 def test_a_run_that_nothing_names(twin: TwinLog) -> None:
-    """For a day it may be that of a round under way."""
+    """An unnamed run is no finding for a day, since a round may be under way."""
     rewrite(twin, "log/runs/left.parquet", b"x")
     assert bad(examined(twin)) == {}
     found = examined(twin, now_s=twin.now_s + DAY_S + 1)
@@ -353,7 +353,7 @@ def test_a_run_that_nothing_names(twin: TwinLog) -> None:
 
 @pytest.mark.usefixtures("busy_ledger")
 def test_a_commit_of_many_pieces(twin: TwinLog, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What tasks times partitions make of a commit is counted, and noted before it costs readers and rounds much."""
+    """A commit's pieces, tasks times partitions, are counted, and noted before they cost readers and rounds much."""
     assert examined(twin)[Check.AGE].facts["commit_pieces"] == twin.partitions
     monkeypatch.setattr(log_checks, "MANY_PIECES", twin.partitions)
     found = examined(twin)
@@ -363,7 +363,7 @@ def test_a_commit_of_many_pieces(twin: TwinLog, monkeypatch: pytest.MonkeyPatch)
 
 
 def test_a_copy_that_is_not_finished(twin: TwinLog, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is closed, not damaged; before and after its first round."""
+    """An unfinished copy is closed and not damaged, before and after its first round."""
     rig = twin_rig("copy", cluster=twin.cluster, disk=twin.disk, replicas=3)
     with twin.open() as log:
         twin.environment.run(copy_log, log, "copy", rig.where(), settings=settings_for(tmp_path))
@@ -372,20 +372,20 @@ def test_a_copy_that_is_not_finished(twin: TwinLog, tmp_path: Path, monkeypatch:
 
 
 def replace_name(twin: TwinLog, rig: TwinRig) -> TwinLog:
-    """The other log of the same cluster."""
+    """Return the findings on the other log of the cluster."""
     twin.name = rig.name
     return twin
 
 
 def test_a_name_without_a_log(twin: TwinLog) -> None:
-    """Is no finding: there is nothing to look at."""
+    """A name without a log has no findings, since there is nothing to check."""
     with pytest.raises(NotFound):
         examine("other", replace(twin_rig("other", cluster=twin.cluster, disk=twin.disk).where(), allow_unsafe=UNSAFE),
                 settings_for(Path()))  # fmt: skip
 
 
 def test_a_check_that_fails_is_a_finding(twin: TwinLog, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A defect of one hides nothing that the others find."""
+    """A defect of one check is a finding, and hides none of the others."""
 
     def fail(_: Store, __: object) -> None:
         raise ZeroDivisionError
@@ -401,7 +401,10 @@ def test_a_check_that_fails_is_a_finding(twin: TwinLog, monkeypatch: pytest.Monk
 def test_rounds_that_outrun_a_doctor_are_no_damage(
     twin: TwinLog, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, behind: Check | None
 ) -> None:
-    """Behind one check, or behind each: what they dropped, truncated and deleted is not missed."""
+    """Concurrent rounds are no damage:
+
+    objects that they drop, truncate or delete after any check are not reported missing.
+    """
     asked, checks = _Examination._asked, iter(Check)  # pyright: ignore[reportPrivateUsage] # there is no other moment
 
     def then_rounds(examination: _Examination, ask: Any) -> Any:
@@ -417,7 +420,7 @@ def test_rounds_that_outrun_a_doctor_are_no_damage(
 
 
 def test_the_store_is_only_tried_when_asked_to(twin: TwinLog) -> None:
-    """A store that overwrites is found by two files of a temporary name, which go."""
+    """Whether the store overwrites is tested only on request, with two temporary files, which are removed."""
     before = {info.path for info in twin.disk.files("")}
     assert bad(examined(twin, proves=True)) == {}
     twin.disk.honours_absence = False
@@ -426,7 +429,7 @@ def test_the_store_is_only_tried_when_asked_to(twin: TwinLog) -> None:
 
 
 def test_who_holds_what_is_listed_once(twin: TwinLog, monkeypatch: pytest.MonkeyPatch) -> None:
-    """However many checks ask: also where Kafka deletes by age, and what is needed is worked out from it."""
+    """The holders of truncation are listed once for all checks, also where Kafka deletes by age."""
     with twin.open() as log:
         log.set_truncation("retention", 7)
     for topic in ("log", "log.ledger"):
@@ -442,13 +445,13 @@ def test_who_holds_what_is_listed_once(twin: TwinLog, monkeypatch: pytest.Monkey
 
     monkeypatch.setattr(MemoryStore, "list", noting)
     found = examined(twin)
-    assert "for lease" in found[Check.AGING].found  # This reader's needs are made up: they were truncated before.
+    assert "for lease" in found[Check.AGING].found  # This reader's needs are invented: they were truncated before.
     assert asked.count("leases/") == 1
-    assert asked.count("subscriptions/") == 2  # One listing of files that move takes two.
+    assert asked.count("subscriptions/") == 2  # Listing files that move takes two tries.
 
 
 def test_the_page_has_every_check_and_every_damage() -> None:
-    """By their names, and in their order."""
+    """The page has every check and every damage by name, in their order."""
     page = (DOCS / "doctor.md").read_text(encoding="utf-8")
     looked_at, found = page.split("## What it looks at")[1].split("## What it finds")
     assert _rows(looked_at) == [check.value for check in Check]
@@ -466,7 +469,10 @@ def _rows(text: str) -> list[str]:
     ("age_s", "is_gone", "severity"), [(10.0, False, "ok"), (60.0, False, "refused"), (10.0, True, "damaged")]
 )
 def test_what_is_needed_where_kafka_deletes_by_age(age_s: float, is_gone: bool, severity: str) -> None:
-    """Half of the way is an alarm, and what is gone is a loss; where Kafka keeps all there is none."""
+    """Records that are needed alarm at half of Kafka's retention time, and are a loss once deleted.
+
+    Without retention neither happens.
+    """
     need = AgingRecord(
         topic="log", partition=1, offset=7, held_by="manifest 2", age_s=age_s, retention_s=100.0, is_gone=is_gone
     )
@@ -476,7 +482,7 @@ def test_what_is_needed_where_kafka_deletes_by_age(age_s: float, is_gone: bool, 
 
 
 def test_what_nobody_tells_is_no_finding() -> None:
-    """Neither the room of a bucket, nor replicas of a service that hides them; a little room is worth a note."""
+    """Unknown facts are no findings: the room of a bucket, or replicas that a service hides. Little room is a note."""
     assert log_checks.of_room(None, 1000).severity is Severity.OK
     assert [log_checks.of_room(free, 1000).severity for free in (2000, 1500, 1000)] == [Severity.OK, N, R]
     topic = TopicDescription(name="t", topic_id="t", partitions=1, replication_factor=3, config={})
@@ -484,6 +490,6 @@ def test_what_nobody_tells_is_no_finding() -> None:
 
 
 def test_only_the_first_few_are_named() -> None:
-    """And how many more there are."""
+    """Only the first few items are named, with the number of the others."""
     assert log_checks.shown([1, 2, 3]) == "1, 2, 3"
     assert log_checks.shown([1, 2, 3, 4, 5]) == "1, 2, 3 and 2 more"

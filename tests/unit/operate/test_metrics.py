@@ -1,4 +1,4 @@
-"""What a process tells of itself: each request of its ports and each step, by the names that the documents have."""
+"""Metrics and traces of a process: each request of its ports and each step, under the documented names."""
 
 import signal
 import subprocess
@@ -42,13 +42,13 @@ Scrape = Callable[[], dict[str, dict[tuple[str, ...], float]]]
 
 @pytest.fixture
 def scrape(tmp_path: Path) -> Iterator[Scrape]:
-    """What Prometheus reads: by the name of a sample, the values by those of the labels."""
+    """Return what Prometheus reads: the values by label, by the name of the sample."""
     registry = CollectorRegistry()
     end = export_metrics(registry, directories=[tmp_path])
 
     def read() -> dict[str, dict[tuple[str, ...], float]]:
         found: dict[str, dict[tuple[str, ...], float]] = {}
-        assert b"statelog_" in generate_latest(registry)  # It can be written down, too.
+        assert b"statelog_" in generate_latest(registry)  # The text format can represent it, too.
         for family in registry.collect():
             for sample in family.samples:
                 found.setdefault(sample.name, {})[tuple(sample.labels.values())] = sample.value
@@ -59,14 +59,14 @@ def scrape(tmp_path: Path) -> Iterator[Scrape]:
 
 
 def test_the_page_has_every_metric() -> None:
-    """The table of the page is the table of the code."""
+    """The page's table of metrics equals the code's."""
     rows = [f"| `{name}` | {one.kind.value} | {', '.join(one.labels)} | {one.text} |" for name, one in METRICS.items()]
     page = (ROOT / "docs" / "metrics.md").read_text("utf-8")
     assert [line for line in page.splitlines() if line.startswith("| `statelog_")] == rows
 
 
 def test_names_follow_the_conventions() -> None:
-    """Counters end in total, times are in seconds and sizes in bytes; and every name is ours."""
+    """Counters end in total, times are in seconds and sizes in bytes, and every name has our prefix."""
     for name, one in METRICS.items():
         assert name.startswith("statelog_")
         assert name.endswith("_total") == (one.kind == "counter"), name
@@ -74,7 +74,7 @@ def test_names_follow_the_conventions() -> None:
 
 
 def test_a_life_of_a_log_is_seen(scrape: Scrape, tmp_path: Path) -> None:
-    """A writer, a round, a recovery, a table and its standby: each with its statistics, requests and times."""
+    """Writer, round, recovery, table and standby each report their statistics, requests and times."""
     twin = TwinLog()
     name = twin.name
     with twin.open() as log:
@@ -93,7 +93,7 @@ def test_a_life_of_a_log_is_seen(scrape: Scrape, tmp_path: Path) -> None:
         for step in ("open", "commit", "round", "recovery"):
             assert found[f"statelog_{step}_seconds_count"][(name,)] >= 1, step
         assert found["statelog_recovery_last_seconds"][(name,)] > 0
-        assert "statelog_recovery_progress_ratio" not in found  # None goes on.
+        assert "statelog_recovery_progress_ratio" not in found  # No one continues.
         requests = found["statelog_request_seconds_count"]
         assert requests["kafka", "send"] >= 2
         assert requests["store", "put_if_absent"] >= 1
@@ -112,7 +112,10 @@ def test_a_life_of_a_log_is_seen(scrape: Scrape, tmp_path: Path) -> None:
     ("held_by", "shown"), [("", []), ("manifest 12", ["manifest"]), ("lease of loader", ["lease of loader"])]
 )
 def test_what_holds_truncation_is_named(held_by: str, shown: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    """A reader by its name; a manifest not by its number, which would be another series after each round."""
+    """A reader that holds truncation is named.
+
+    A manifest's number is left out, since each round would start a new series.
+    """
     with TwinLog().open() as log:
         daemon = Materializer(log)
         found = MaterializerStatistics(cleanup=Cleanup(held_by=held_by, held_back="x"))
@@ -125,7 +128,7 @@ def test_what_holds_truncation_is_named(held_by: str, shown: list[str], monkeypa
 
 
 def test_a_table_and_its_standby_are_seen(scrape: Scrape) -> None:
-    """While they are open: where their states are, and how they were opened."""
+    """Open tables and standbys report where their states are, and how they were opened."""
     tables = TableRig(twin_rig("table"), None)
     here = current_environment()
     with tables.open(environment=here) as table:
@@ -142,7 +145,7 @@ def test_a_table_and_its_standby_are_seen(scrape: Scrape) -> None:
 
 
 def test_errors_are_counted_by_their_names(scrape: Scrape) -> None:
-    """Of a request, and of the step that it was part of."""
+    """Errors are counted by name, for the request and for the step around it."""
     rig = twin_rig("missing")
     with pytest.raises(NotFound):
         Log.open("missing", rig.where())
@@ -152,7 +155,7 @@ def test_errors_are_counted_by_their_names(scrape: Scrape) -> None:
 
 
 def test_a_recovery_shows_how_far_it_is(scrape: Scrape) -> None:
-    """From its first report on, and not any more once it is over."""
+    """A recovery reports its progress from its first report until it is over."""
     twin = TwinLog()
     for number in range(20):
         twin.write({b"%d" % number: b"1"})
@@ -170,7 +173,7 @@ def test_a_recovery_shows_how_far_it_is(scrape: Scrape) -> None:
 
 
 def test_of_several_recoveries_the_one_furthest_behind_is_shown(scrape: Scrape) -> None:
-    """A worker opens several tables of a log at once; one that is done, or has failed, is not shown any more."""
+    """Of several concurrent recoveries, the one furthest behind is shown. A finished or failed one is not."""
     (metrics,) = current_environment().observers
 
     class Recovery:
@@ -193,7 +196,7 @@ def _progress(found: dict[str, dict[tuple[str, ...], float]]) -> list[float]:
 
 
 def test_requests_are_of_the_log_that_they_are_made_for(scrape: Scrape) -> None:
-    """Also where several logs share one client, or one is opened by another's."""
+    """Requests count for the log that made them, also where logs share a client, or one is opened by another's."""
     rig = twin_rig("first")
     with rig.create() as log:
         where = replace(twin_rig("second").where(), kafka=log.kafka)
@@ -206,7 +209,7 @@ def test_requests_are_of_the_log_that_they_are_made_for(scrape: Scrape) -> None:
 
 
 def test_nobody_watches_unless_asked(scrape: Scrape) -> None:
-    """Ports are wrapped for who watches, and not again; who has stopped to watch is told nothing more."""
+    """Ports are wrapped for observers, and only once. A removed observer receives nothing more."""
     assert current_environment().observers
     rig = twin_rig("watched")
     with rig.create() as log:
@@ -217,7 +220,7 @@ def test_nobody_watches_unless_asked(scrape: Scrape) -> None:
 
 
 def test_a_process_that_is_not_watched_has_its_own_ports() -> None:
-    """No wrapper, and neither library is loaded, however much of statelog is."""
+    """Without observers, ports are not wrapped, and neither library is loaded."""
     assert not current_environment().observers
     with twin_rig("plain").create() as log:
         assert type(log.kafka).__name__ == "MemoryKafka"
@@ -229,7 +232,7 @@ def test_a_process_that_is_not_watched_has_its_own_ports() -> None:
 
 
 def test_an_extra_that_is_missing_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With what to type; a worker of another program's, which asked for nothing, works without."""
+    """A missing extra is an error that names it. A worker process that did not ask for metrics works without it."""
     monkeypatch.setenv("PROMETHEUS_MULTIPROC_DIR", str(tmp_path))
     monkeypatch.setitem(sys.modules, "prometheus_client", None)
     monkeypatch.setitem(sys.modules, "opentelemetry.trace", None)
@@ -243,7 +246,7 @@ def test_an_extra_that_is_missing_is_named(tmp_path: Path, monkeypatch: pytest.M
 
 @contextmanager
 def traced() -> Generator[tuple[TracerProvider, InMemorySpanExporter]]:
-    """What makes spans in the block, and what has them once they are over."""
+    """Return a tracer for the block, and the exporter that has its spans afterwards."""
     exporter, provider = InMemorySpanExporter(), TracerProvider()
     provider.add_span_processor(SimpleSpanProcessor(exporter))
     end = export_traces(provider)
@@ -254,7 +257,7 @@ def traced() -> Generator[tuple[TracerProvider, InMemorySpanExporter]]:
 
 
 def test_spans_nest() -> None:
-    """Each lies below the one that was current when it began: a program's, or of a step that it is part of."""
+    """Each span lies below the one that was current when it began: a program's, or that of the enclosing step."""
     tables = TableRig(twin_rig("table"), None)
     with traced() as (provider, exporter), provider.get_tracer("program").start_as_current_span("program"):
         with tables.open(environment=current_environment()) as table:
@@ -277,7 +280,10 @@ def test_spans_nest() -> None:
 
 
 def test_a_shared_directory_that_is_missing_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """When it is asked for, and not at the first scrape; a worker of another program's goes on without."""
+    """A missing shared directory is refused on request, and not at the first scrape.
+
+    A worker of another program works without it.
+    """
     monkeypatch.setenv("PROMETHEUS_MULTIPROC_DIR", str(tmp_path / "missing"))
     with pytest.raises(ConfigError, match="names no directory"):
         export_metrics(CollectorRegistry())
@@ -286,7 +292,7 @@ def test_a_shared_directory_that_is_missing_is_named(tmp_path: Path, monkeypatch
 
 
 def test_spans_of_steps() -> None:
-    """An open and a commit have one each, of the log, with the error of one that failed."""
+    """Open and commit have one span each, with the log's name and the error of a failed one."""
     twin = TwinLog()
     with traced() as (_, exporter):
         twin.write({b"a": b"1"})
@@ -306,7 +312,7 @@ def test_spans_of_steps() -> None:
 
 
 def test_a_fork_shows_nothing_of_its_parent() -> None:
-    """What the parent has open is not the child's; and a scrape under way at the fork holds nobody up in the child."""
+    """A child reports none of its parent's objects, and a scrape under way at the fork does not block it."""
     registry, metrics, twin = CollectorRegistry(), Metrics(), TwinLog()
     registry.register(metrics)
     unwatch = watch(metrics)
@@ -330,7 +336,7 @@ def test_a_fork_shows_nothing_of_its_parent() -> None:
 
 
 def test_threads_that_watch_at_once_are_all_told_and_all_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No one's change is made over by another's that began from the same observers."""
+    """Threads that start and stop observing concurrently do not overwrite each other's changes."""
     both, before = threading.Barrier(2), current_environment().observers
 
     def slowly(*args: Any, **changes: Any) -> Any:
@@ -350,7 +356,7 @@ def test_threads_that_watch_at_once_are_all_told_and_all_end(monkeypatch: pytest
 
 @contextmanager
 def _held(lock: threading.Lock) -> Generator[None]:
-    """Another thread holds it as long as the block lasts."""
+    """Hold a lock in another thread as long as the block lasts."""
     is_held, is_over = threading.Event(), threading.Event()
 
     def hold() -> None:

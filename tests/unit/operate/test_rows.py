@@ -1,4 +1,4 @@
-"""Values as JSON: what `recover --to-json` writes is what `append` reads, and no value ends it."""
+"""Values as JSON: `append` reads what `recover --to-json` writes, and no value stops it."""
 
 import json
 from datetime import UTC, datetime
@@ -22,7 +22,7 @@ FAR_MS = 10**15
 
 @pytest.mark.parametrize("microsecond", [0, 1000, 123000, 999000])
 def test_times_are_read_as_they_are_written(microsecond: int) -> None:
-    """With the digits that their type has, and no more."""
+    """Times have exactly the digits of their type, and are read back unchanged."""
     moment = datetime(2030, 1, 31, 12, 0, 0, microsecond, UTC)
     schema = parse_value_schema(_TIMES, 1)
     row = {"ms": moment, "us": moment, "local": moment.replace(tzinfo=None), "day": moment.date()}
@@ -34,7 +34,7 @@ def test_times_are_read_as_they_are_written(microsecond: int) -> None:
 
 
 def test_a_time_without_a_year_of_pythons_is_a_number() -> None:
-    """By itself and at any depth; what stands beside it, and the rows around it, are as ever."""
+    """A time outside of Python's years is written as a number, at any depth, and the rest of its row as usual."""
     far = pa.array([0, FAR_MS, None], pa.timestamp("ms", "UTC"))
     near = pa.array([1, 2, 3], pa.int32()).cast(pa.date32())
     ends = pa.array([0, 1, 2, 3], pa.int32())

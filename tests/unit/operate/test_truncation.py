@@ -1,4 +1,4 @@
-"""What holds truncation back is shown as a round sees it: by partition, with whose it is and what frees it."""
+"""The report on truncation agrees with a round: for each partition its holders, and what releases them."""
 
 import json
 from pathlib import Path
@@ -26,7 +26,7 @@ HERE = ("--bootstrap", "here:1", "--root", "s3://here/logs")
 
 
 def rolled_up(tmp_path: Path, rounds: int, **settings: Any) -> TwinLog:
-    """A log with so many rounds behind it, each with a commit in every partition."""
+    """Return a log with so many rounds, each after a commit in every partition."""
     twin = TwinLog(partitions=2)
     for _ in range(rounds):
         more(twin, tmp_path, **settings)
@@ -34,7 +34,7 @@ def rolled_up(tmp_path: Path, rounds: int, **settings: Any) -> TwinLog:
 
 
 def more(twin: TwinLog, tmp_path: Path, **settings: Any) -> CompletedRound:
-    """Another commit in every partition, and a round."""
+    """Write another commit in every partition, and run a round."""
     with twin.open() as log:
         twin.write({key_in(log, partition): b"v" for partition in range(twin.partitions)})
         twin.now_s += 1.0
@@ -44,30 +44,30 @@ def more(twin: TwinLog, tmp_path: Path, **settings: Any) -> CompletedRound:
 
 
 def shown(twin: TwinLog, **settings: Any) -> Held:
-    """What holds, by these settings."""
+    """Return the report by these settings."""
     with twin.open() as log:
         return held_now(log, settings_for(Path(), **settings))
 
 
 def held_now(log: Log, settings: MaterializerSettings) -> Held:
-    """With the leases and subscriptions of now."""
+    """Return the holders, with the present leases and subscriptions."""
     return held(log, settings, list_leases(log.store), list_subscriptions(log.store))
 
 
 def rows(found: Held) -> dict[str, dict[str, Any]]:
-    """The listing, by holder."""
+    """Return the listing by holder."""
     listing = found.listing()
     return {str(row[0]): dict(zip(listing.columns, row, strict=True)) for row in listing.rows}
 
 
 def leased(twin: TwinLog, position: int, next_offsets: dict[int, int]) -> Hold:
-    """A reader's lease."""
+    """Take a reader's lease."""
     hold = Hold(MemoryStore(twin.disk, "log"), Terms("web", 120.0), environment=Environment(wall_clock=twin.clock))
     return hold.claim(Needs(position, next_offsets))
 
 
 def test_snapshots_hold(tmp_path: Path) -> None:
-    """The oldest one of those that are kept; what frees each is so many more rounds."""
+    """The oldest retained snapshot holds truncation. For each, the report says how many more rounds release it."""
     twin = rolled_up(tmp_path, 4, keep=3)
     found = shown(twin, keep=3)
     named = rows(found)
@@ -87,7 +87,7 @@ def test_snapshots_hold(tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("busy_ledger")
 def test_what_only_one_keeps_goes_when_it_is_gone(tmp_path: Path) -> None:
-    """So many records as are told; without a newer snapshot none of them holds, nothing goes."""
+    """A released holder truncates exactly the reported number of records."""
     twin = rolled_up(tmp_path, 3)
     lease = leased(twin, 0, {0: 0, 1: 0})
     more(twin, tmp_path)
@@ -102,13 +102,13 @@ def test_what_only_one_keeps_goes_when_it_is_gone(tmp_path: Path) -> None:
     assert now["holds"] == "ledger and 2 of 2 partitions"
     more(twin, tmp_path)
     after = {**shown(twin).data, -1: shown(twin).ledger}
-    # The round let manifest 3 go as well: what only it kept is the rest.
+    # The round released manifest 3 as well, which accounts for the rest.
     assert told["frees_records"] + now["frees_records"] == sum(after[p].start - before[p].start for p in after)
 
 
 @pytest.mark.usefixtures("busy_ledger")
 def test_a_lease_of_one_partition(tmp_path: Path) -> None:
-    """It holds the ledger, and of the data what it names; an expired one is no bound."""
+    """A lease of one partition holds the ledger and its partition. An expired lease holds nothing."""
     twin = rolled_up(tmp_path, 2)
     leased(twin, 1, {1: 0})
     named = rows(shown(twin))
@@ -121,7 +121,7 @@ def test_a_lease_of_one_partition(tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("busy_ledger")
 def test_a_subscription_and_one_that_cannot_be_read(tmp_path: Path) -> None:
-    """Its command is said; the unreadable one holds everything, and nothing is truncated at all."""
+    """A subscription is listed with the command that removes it. An unreadable one blocks all truncation."""
     twin = rolled_up(tmp_path, 3)
     with twin.open() as log:
         state = log.manifests.read(2).state
@@ -129,7 +129,7 @@ def test_a_subscription_and_one_that_cannot_be_read(tmp_path: Path) -> None:
     more(twin, tmp_path)
     found = shown(twin)
     lake = rows(found)["subscription lake of query 7"]
-    assert found.held_by == "subscription lake of query 7"  # It compares the record below its position, too.
+    assert found.held_by == "subscription lake of query 7"  # The record below its position is compared, too.
     assert lake["frees"].startswith("its reader's progress, or `statelog subscriptions NAME --remove lake`")
     assert rows(found)["manifest 2"]["frees"] == "the reader at its position, when it moves on"
     path = next(info.path for info in twin.disk.files("log/subscriptions/"))
@@ -141,7 +141,7 @@ def test_a_subscription_and_one_that_cannot_be_read(tmp_path: Path) -> None:
 
 
 def test_young_and_pinned_snapshots(tmp_path: Path) -> None:
-    """A minimum age and a reader's lease keep more than so many."""
+    """A minimum age and a reader's lease retain more snapshots than the configured number."""
     twin = rolled_up(tmp_path, 3, retention=RetentionPolicy(keep=2, min_age_s=60.0))
     settings = MaterializerSettings(retention=RetentionPolicy(keep=2, min_age_s=60.0))
     with twin.open() as log:
@@ -155,14 +155,14 @@ def test_young_and_pinned_snapshots(tmp_path: Path) -> None:
 
 
 def test_too_few_snapshots_and_none(tmp_path: Path) -> None:
-    """Nothing is truncated, and why."""
+    """With too few snapshots, or none, the report says why nothing is truncated."""
     assert shown(TwinLog()).holders == ()
     assert shown(TwinLog()).held_by == ""
     assert shown(rolled_up(tmp_path, 1)).held_back == "nothing is truncated before there are 2 snapshots; now: 1"
 
 
 def test_days_alone_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """They were not heard: who truncates stayed as it was, and the command said that all is well."""
+    """A number of days without its policy is refused instead of ignored."""
     commands_open(rolled_up(tmp_path, 1), monkeypatch)
     refused = CliRunner().invoke(program, ["truncate", "log", "--retention-days", "3", *HERE])
     assert refused.exit_code == MISUSE
@@ -170,7 +170,7 @@ def test_days_alone_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 
 
 def test_the_command_shows_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """`truncate --explain` of all partitions, and `describe` the two oldest snapshots, by the same names."""
+    """`truncate --explain` shows all partitions, and `describe` the two oldest snapshots, under the same names."""
     twin = rolled_up(tmp_path, 4, keep=4)
 
     commands_open(twin, monkeypatch)

@@ -1,4 +1,4 @@
-"""The verdict on a log: what `list`, `describe` and the page say of whether rounds keep up with it."""
+"""The verdict on a log, for `list`, `describe` and the page: whether rounds keep up with it."""
 
 from dataclasses import replace
 
@@ -33,32 +33,35 @@ def _with_commits(tail: Tail, age_s: float) -> Tail:
     ],
 )
 def test_a_log_that_nobody_rolls_up_is_not_ok(tail: Tail, restore_s: float, verdict: tuple[Severity, str]) -> None:
-    """Ok takes a snapshot, a tail younger than the alarm, and a restore within its budget; else a hint helps."""
+    """OK requires a snapshot, a tail younger than the alarm, and a restore within its budget.
+
+    Otherwise there is a hint.
+    """
     found = of_rounds(tail, restore_s, _SETTINGS)
     assert (found.severity, found.found) == verdict
     assert bool(found.hint) == (found.severity is not Severity.OK)
 
 
 def test_limits_are_those_of_the_daemon() -> None:
-    """A longer alarm age and no budget take the same log as ok."""
+    """The daemon's limits apply: with a longer alarm age and no budget, the same log is OK."""
     late = _with_commits(_ROLLED, 7200.0)
     assert of_rounds(late, 99.0, MaterializerSettings(alarm_age_s=7201.0)).found == "ok"
 
 
 def test_an_estimate_is_not_shown_finer_than_it_is() -> None:
-    """Opening alone takes longer than the estimates of small logs say; other durations are as they are."""
+    """A restore estimate is rounded up to the time of opening alone. Other durations are shown as they are."""
     assert shown("restore_estimate_s", 0.000028) == "< 1 s"
     assert shown("restore_estimate_s", 1.5) == "1.5 s"
     assert shown("lag_age_s", 0.5) == "500 ms"
 
 
 def test_times_of_reports_read_alike() -> None:
-    """People see one format of time; a text that is no time of a report stays as it is."""
+    """Times have one format for people. A text that is no time is unchanged."""
     text = "2026-11-24T23:22:57+00:00"
     assert shown("manifest_time", text) == shown("renewed", text) == "2026-11-24 23:22:57 UTC"
     assert shown("value", text) == text
 
 
 def test_one_is_not_many() -> None:
-    """A count of one has no plural."""
+    """A count of one is singular."""
     assert [show_counted(number, "change") for number in (0, 1, 2000)] == ["0 changes", "1 change", "2,000 changes"]

@@ -1,4 +1,4 @@
-"""The buffer: what it refuses is not in it, whichever way it came, and what is taken at once is bounded."""
+"""The change buffer refuses bad changes on every path, and hands out bounded pieces."""
 
 import os
 from dataclasses import replace
@@ -26,7 +26,7 @@ OVERHEAD = 2 + 1 + 4 + 4  # key group, op, and an offset each for key and value
 
 
 def _buffer(*, key_type: KeyType = KeyType.BYTES, value_schema: str | None = None, **settings: Any) -> ChangeBuffer:
-    """The buffer of a writer that owns everything."""
+    """Return the buffer of a writer that owns all partitions."""
     with twin_rig("b").create(key_type=key_type, value_schema=value_schema) as log, Writer(log, "w") as writer:
         grant = writer.grant
     return ChangeBuffer(grant.descriptor, grant.value_schema, grant.partitions, WriterSettings(**settings))
@@ -39,7 +39,7 @@ def _extend(buffer: ChangeBuffer, columns: dict[str, Any]) -> None:
 @pytest.mark.parametrize("way", ["put", "batch"])
 @pytest.mark.parametrize("excess", [-9, -1, 0, 1, 2])
 def test_one_limit_for_every_way_in(way: str, excess: int) -> None:
-    """A change takes its key, its value and a few bytes; up to the limit it is buffered, above it is refused."""
+    """A change is measured by its key, its value and a few bytes. Up to the limit it is buffered, above it refused."""
     buffer = _buffer()
     buffer.put(b"a", b"b")
     value = bytes(MAX_CHANGE_BYTES - OVERHEAD - 1 + excess)
@@ -73,7 +73,7 @@ def test_one_limit_for_every_way_in(way: str, excess: int) -> None:
     ids=["key", "value", "bytearray", "mapping"],
 )
 def test_what_no_chunk_holds_is_refused_at_once(options: dict[str, Any], key: Any, value: Any) -> None:
-    """Six million euros are 18 MiB; and whatever may be a field of a value is measured."""
+    """A change that no chunk can hold is refused at once, measured in bytes: six million euro signs are 18 MiB."""
     buffer = _buffer(**options)
     with pytest.raises(ValueTooLarge):
         buffer.put(key, value)
@@ -82,7 +82,7 @@ def test_what_no_chunk_holds_is_refused_at_once(options: dict[str, Any], key: An
 
 
 def test_a_key_without_bytes_is_refused_at_once() -> None:
-    """A lone surrogate has no UTF-8; the good keys before and after it are not blamed for it."""
+    """A key with a lone surrogate, which has no UTF-8, is refused at once. Good keys around it are not blamed."""
     buffer = _buffer(key_type=KeyType.STRING, roll_rows=2)
     buffer.put("good", b"1")
     with pytest.raises(InvalidChange, match="Unicode"):
@@ -93,7 +93,10 @@ def test_a_key_without_bytes_is_refused_at_once() -> None:
 
 
 def test_a_typed_value_that_does_not_fit_is_named() -> None:
-    """It is found when the lists become Arrow. The error names its key, and the change that met it is not buffered."""
+    """A bad typed value is found when the lists become Arrow.
+
+    The error names its key, and the current change is not buffered.
+    """
     buffer = _buffer(value_schema=TEXT, roll_rows=3)
     buffer.put(b"good", {"s": "a"})
     buffer.put(b"culprit", {"s": 7})
@@ -114,7 +117,7 @@ def test_a_typed_value_that_does_not_fit_is_named() -> None:
     ids=str,
 )
 def test_ops_of_any_text(op: pa.Array) -> None:
-    """Categories, views and large texts, as pandas, Spark and Polars make them."""
+    """Ops may be categories, views and large texts, as pandas, Spark and Polars make them."""
     buffer = _buffer()
     _extend(buffer, {"key": [b"a", b"b"], "value": [b"1", b"2"], "op": op})
     changes = buffer.take()
@@ -123,7 +126,7 @@ def test_ops_of_any_text(op: pa.Array) -> None:
 
 
 def test_columns_that_nobody_reads_are_refused() -> None:
-    """A misspelt `op` would turn every delete into a put."""
+    """Unknown columns are refused: a misspelt `op` would turn every delete into a put."""
     buffer = _buffer()
     with pytest.raises(InvalidChange, match="operation"):
         _extend(buffer, {"key": [b"a"], "value": [b"1"], "operation": ["delete"]})
@@ -131,14 +134,14 @@ def test_columns_that_nobody_reads_are_refused() -> None:
 
 
 def test_two_columns_of_one_name_are_refused() -> None:
-    """Which of them is the key, nobody knows."""
+    """Two columns of one name are refused as ambiguous."""
     key = pa.array([b"a"])
     with pytest.raises(InvalidChange, match="two columns"):
         list(_buffer().extend(pa.RecordBatch.from_arrays([key, key, key], ["key", "value", "key"])))
 
 
 def test_a_refused_row_anywhere_refuses_the_whole_table() -> None:
-    """Nothing of a table is buffered before all of it was checked."""
+    """A table is buffered only after all of it was checked, so one bad row refuses all."""
     buffer = _buffer(roll_bytes=1000)
     values = [*[bytes(100)] * 99, bytes(16 << 20)]
     with pytest.raises(ValueTooLarge):
@@ -147,7 +150,7 @@ def test_a_refused_row_anywhere_refuses_the_whole_table() -> None:
 
 
 def test_a_table_is_taken_as_it_fills() -> None:
-    """However large it is, no more than about the threshold is taken at once, in row order."""
+    """A large table is taken in row order, in pieces of about the threshold."""
     buffer = _buffer(roll_bytes=10_000)
     keys = [b"%d" % i for i in range(5_000)]
     taken: list[Any] = []
@@ -162,7 +165,7 @@ def test_a_table_is_taken_as_it_fills() -> None:
 
 
 def test_pieces_of_a_table_are_taken_alone() -> None:
-    """None is larger than the threshold, and none waits for the next one, to be copied together with it."""
+    """No piece exceeds the threshold, and none waits to be copied together with the next one."""
     buffer = _buffer(roll_bytes=100_000)
     table = pa.table({"key": [b"%d" % i for i in range(1_500)], "value": [bytes(90)] * 1_500})
     sizes: list[int] = []
@@ -175,7 +178,7 @@ def test_pieces_of_a_table_are_taken_alone() -> None:
 
 
 def test_more_than_one_array_can_hold() -> None:
-    """A table of 2.5 GiB, of whose memory most is shared here, goes through without being put together."""
+    """A table of 2.5 GiB, most of whose memory is shared here, passes without being concatenated."""
     buffer = _buffer()
     values = pa.array([os.urandom(1 << 16)] * 1024)
     batch = pa.record_batch({"key": [b"%d" % i for i in range(1024)], "value": values})
@@ -188,7 +191,7 @@ def test_more_than_one_array_can_hold() -> None:
 
 
 def test_large_values_that_lie_together() -> None:
-    """Pieces are cut by their bytes, not by their average: a cluster of large values overflows nothing."""
+    """Pieces are cut by actual bytes, so a cluster of large values does not overflow an array."""
     buffer = _buffer(roll_bytes=1 << 20)
     values = [*[b""] * 50_000, *[bytes(14 << 20)] * 10]
     sizes: list[int] = []
@@ -201,7 +204,7 @@ def test_large_values_that_lie_together() -> None:
 @pytest.mark.parametrize("excess", [0, 1])
 @pytest.mark.parametrize("chunk_bytes", [FEW_BYTES - 5000, 2 * FEW_BYTES])
 def test_few_fit_in_a_chunk(chunk_bytes: int, excess: int) -> None:
-    """Changes stay as they are up to so many bytes, none of which is left out, and become Arrow above."""
+    """Few changes stay as lists up to a size that counts all of their bytes, and become Arrow above it."""
     buffer = _buffer(chunk_bytes=chunk_bytes)
     size = min(chunk_bytes, FEW_BYTES) - 2 * ROW_BYTES
     buffer.put(b"k", bytes(1000))
@@ -216,7 +219,7 @@ def test_few_fit_in_a_chunk(chunk_bytes: int, excess: int) -> None:
 
 @pytest.mark.parametrize(("rows", "size_bytes", "most"), [(3, 0, 3), (20_000, 4096, 512), (7, 1 << 19, 4)])
 def test_lists_hold_so_many_changes(rows: int, size_bytes: int, most: int) -> None:
-    """The change that uses up the rows, or 2 MiB, turns the lists into Arrow."""
+    """The lists become Arrow with the change that reaches the row limit or 2 MiB."""
     buffer = _buffer(roll_rows=rows)
     for _ in range(most - 1):
         buffer.put(b"key", bytes(size_bytes))
@@ -228,7 +231,7 @@ def test_lists_hold_so_many_changes(rows: int, size_bytes: int, most: int) -> No
 
 @pytest.mark.parametrize("name", ["roll_bytes", "list_bytes"])
 def test_thresholds_stay_below_what_an_array_holds(name: str) -> None:
-    """What waits becomes one Arrow array, which ends at 2 GiB."""
+    """Thresholds stay below 2 GiB, the size of an Arrow array."""
     with pytest.raises(ConfigError, match=name):
         _with(name, 2 << 30)
 
@@ -239,7 +242,7 @@ def _with(name: str, value: Any) -> WriterSettings:
 
 
 def test_a_value_that_is_changed_behind_its_put_is_the_one_that_was_put() -> None:
-    """A program may fill the same dict again for the next row, or a bytearray or list in it."""
+    """A later change to a dict, bytearray or list does not change the value that was put."""
     names, items, data = {"x": "1"}, [b"1"], bytearray(b"1")
     value: dict[str, Any] = {"m": names, "a": [*items, data]}
     buffer = _buffer(value_schema=NESTED)

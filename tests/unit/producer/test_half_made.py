@@ -1,4 +1,4 @@
-"""Writers and coordinators whose constructor is cut short behind a valid Open: what it opened is closed."""
+"""A writer or coordinator whose constructor fails after a valid Open closes what it opened."""
 
 import pytest
 
@@ -15,7 +15,7 @@ def _cut_short(*_: object, **__: object) -> None:
 def test_a_half_made_writer_leaves_no_client_behind(
     made: type[writer.Writer | coordinator.Coordinator], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Nobody else could close them: the caller never gets the object."""
+    """A constructor that fails leaves no client open, since the caller never gets the object."""
     closed: list[EpochClients] = []
     close = EpochClients.close
 

@@ -1,4 +1,4 @@
-"""A writer that was opened in one thread and belongs to another: handed over, and adopted once."""
+"""A writer can be opened in one thread, handed over, and adopted once by another."""
 
 import threading
 from collections.abc import Callable
@@ -15,7 +15,7 @@ T = TypeVar("T")
 
 
 def _elsewhere(work: Callable[[], T]) -> T:
-    """What another thread finds, which lives on."""
+    """Return the result of work in another thread."""
     found: list[T] = []
     thread = threading.Thread(target=lambda: found.append(work()))
     thread.start()
@@ -32,7 +32,10 @@ def _is_refused(work: Callable[[], object]) -> bool:
 
 
 def test_the_thread_that_opens_it_is_refused_from_then_on() -> None:
-    """In between it is nobody's; who adopted it has all of it; and nobody adopts it after that."""
+    """After the handover the opening thread is refused.
+
+    The thread that adopts the writer owns it, and no other can adopt it.
+    """
     rig = twin_rig("log")
     with rig.create() as log:
         writer = Writer(log, "w")
@@ -41,7 +44,7 @@ def test_the_thread_that_opens_it_is_refused_from_then_on() -> None:
 
         def adopted() -> None:
             adopt()
-            adopt()  # The owner may: it is its own.
+            adopt()  # Allowed: this thread owns it already.
             writer.put(b"k", b"v")
             assert writer.commit().checkpoint.id == 1
 
@@ -64,13 +67,13 @@ def test_the_thread_that_opens_it_is_refused_from_then_on() -> None:
 
 
 def test_nobody_s_is_closed_by_anybody() -> None:
-    """One that was handed over, and that nobody wants, is closed by whoever has it; then it is adopted no more."""
+    """A handed-over writer that nobody adopted can be closed from any thread, and cannot be adopted afterwards."""
     rig = twin_rig("log")
     with rig.create() as log:
         writer = _elsewhere(lambda: Writer(log, "w"))
         with pytest.raises(ClosedError):
-            writer.hand_over()  # It is not this thread's to give.
-        writer.close()  # Its thread has ended.
+            writer.hand_over()  # This thread does not own it.
+        writer.close()  # The owning thread has ended.
         opened, adopt = _elsewhere(lambda: _handed_over(Writer(log, "w")))
         opened.close()
         with pytest.raises(ClosedError):
@@ -82,7 +85,7 @@ def _handed_over(writer: Writer) -> tuple[Writer, Callable[[], None]]:
 
 
 def test_parts_are_adopted_with_it() -> None:
-    """In the thread that adopts the whole."""
+    """Parts are adopted together with the whole, by the same thread."""
     whole, part = (Guard(what, "w", log="x", again="", apart="") for what in ("whole", "part"))
     adopt = whole.hand_over(part.hand_over())
     assert not whole.is_owned

@@ -1,4 +1,4 @@
-"""What `append_batch` takes in: its rows are valid down to the last cell, and nobody else holds their memory."""
+"""`append_batch` validates its rows down to the last cell, and copies the memory that it retains."""
 
 import json
 from collections.abc import Callable, Iterator
@@ -43,7 +43,7 @@ def _schema(*names: str) -> str:
 
 
 def _text(*rows: bytes, kind: pa.DataType | None = None) -> pa.Array:
-    """Text that nobody has looked at, as Spark's `cast(binary as string)` makes it."""
+    """Return text without validation, as Spark's `cast(binary as string)` makes it."""
     raw = pa.array(rows, pa.large_binary() if kind == pa.large_string() else pa.binary())
     return pa.Array.from_buffers(kind or pa.string(), len(raw), raw.buffers())
 
@@ -58,7 +58,7 @@ def _dictionary(indices: list[int], values: pa.Array) -> pa.Array:
 
 
 def _view(row: bytes) -> pa.Array:
-    """One short text as a view."""
+    """Return one short text as a view."""
     return pa.Array.from_buffers(
         pa.string_view(), 2, [None, pa.py_buffer(_viewed(b"ok") + _viewed(row)), pa.py_buffer(b"")]
     )
@@ -69,7 +69,7 @@ def _viewed(row: bytes) -> bytes:
 
 
 def _far_view() -> pa.Array:
-    """A view of bytes that are in no buffer."""
+    """Return a view of bytes that are in no buffer."""
     view = np.array([20, 0, 0, FAR], np.int32).tobytes()
     return pa.Array.from_buffers(pa.string_view(), 2, [None, pa.py_buffer(_viewed(b"ok") + view), pa.py_buffer(b"")])
 
@@ -129,7 +129,7 @@ def _int32(*numbers: int) -> pa.Array:
 
 
 def _refused(writer: ChangeWriter, table: pa.Table) -> dict[str, Any]:
-    """The facts of the refusal; nothing of the table was taken."""
+    """Return the facts of the refusal, and check that nothing of the table was buffered."""
     with pytest.raises(InvalidChange) as refused:
         writer.append_batch(table)
     assert refused.value.hint
@@ -138,8 +138,9 @@ def _refused(writer: ChangeWriter, table: pa.Table) -> dict[str, Any]:
 
 @pytest.mark.parametrize("name", UNSOUND)
 def test_a_cell_that_is_not_valid_is_refused_with_its_place(name: str) -> None:
-    """Whatever is wrong with a cell of a typed value, the table is refused, the error names field and row, and the
-    writer goes on; what it then commits can be read.
+    """A table with an invalid cell is refused with field and row.
+
+    The writer continues, and its next commit is readable.
     """
     field, make, path = UNSOUND[name]
     column = make()
@@ -154,7 +155,7 @@ def test_a_cell_that_is_not_valid_is_refused_with_its_place(name: str) -> None:
 
 @pytest.mark.parametrize("kind", [pa.string(), pa.large_string()])
 def test_a_key_that_is_not_text_is_refused(kind: pa.DataType) -> None:
-    """A key in another encoding is refused in a log of text, by a writer as by a task; as bytes it is a key."""
+    """A key that is not UTF-8 is refused in a log of text, by writer and task. In a log of bytes it is a key."""
     table = pa.table({"key": _text(b"ok", b"more", LATIN, kind=kind), "value": [b"1", b"2", b"3"]})
     with (
         twin_rig("t").create(key_type="string") as log,
@@ -172,7 +173,7 @@ def test_a_key_that_is_not_text_is_refused(kind: pa.DataType) -> None:
 
 @pytest.mark.parametrize("name", ["op", "key_group"])
 def test_columns_beside_the_change_are_validated(name: str) -> None:
-    """An op or a key group that no buffer holds is refused as any other cell."""
+    """An op or a key group that exceeds its buffers is refused like any other cell."""
     columns = {"key": [b"a", b"b"], "value": [b"1", b"2"]}
     column = _dictionary([0, FAR], pa.array(["put", "delete"]) if name == "op" else pa.array([0, 1]))
     with twin_rig("t").create() as log, Writer(log, "w") as writer:
@@ -181,7 +182,7 @@ def test_columns_beside_the_change_are_validated(name: str) -> None:
 
 @pytest.mark.parametrize("bad", [0, 77, 199_999, 399_999])
 def test_a_bad_row_is_found_in_a_large_table(bad: int) -> None:
-    """The row is that of the table, from 0, whichever of its chunks it is in, and however they are cut."""
+    """The row in the error counts from 0 in the whole table, whichever chunk it is in and however chunks are cut."""
     rows = [b"some text of a cell"] * 400_000
     rows[bad] = LATIN
     chunks = [_text(*rows[:200_000]), _text(*rows[200_000:])]
@@ -193,7 +194,7 @@ def test_a_bad_row_is_found_in_a_large_table(bad: int) -> None:
 
 @pytest.mark.parametrize("rows", [1000, 300_000])
 def test_what_is_nested_is_looked_at_once(rows: int) -> None:
-    """Of a slice of nested values only its own rows are copied and validated: a bad row elsewhere is none of its."""
+    """Only the rows of a slice of nested values are copied and validated, so a bad row elsewhere does not matter."""
     column = pa.StructArray.from_arrays([_text(*[b"fine"] * rows, LATIN)], names=["label"])
     whole = pa.table({"key": pa.array(range(rows + 1)), "inner": column})
     with twin_rig("t").create(key_type="long", value_schema=_schema("inner")) as log, Writer(log, "w") as writer:
@@ -204,7 +205,7 @@ def test_what_is_nested_is_looked_at_once(rows: int) -> None:
 
 
 def test_a_map_with_one_key_twice() -> None:
-    """Arrow's maps may have one: columns keep both pairs, and a dict shows the last, a recovery's and a table's."""
+    """An Arrow map with a repeated key retains both pairs as a column. A dict has the last, in recovery and table."""
     rig = twin_rig("t")
     column = pa.array([[("a", "1"), ("b", "2"), ("a", "3")]], pa.map_(pa.string(), pa.string()))
     with rig.create(value_schema=_schema("named")) as log, Writer(log, "w") as writer:
@@ -217,11 +218,11 @@ def test_a_map_with_one_key_twice() -> None:
         assert table[b"k"] == {"named": {"a": "3", "b": "2"}}
 
 
-# ---- whose memory it is
+# ---- ownership of memory
 
 
 def _kinds() -> dict[str, pa.Array]:
-    """A column of each form that Arrow has for what a log takes, of four rows."""
+    """Return a column of four rows in each of Arrow's forms that a log accepts."""
     words = pa.array(["a", "b", None, "long enough to be no part of a view"])
     lists, structs = pa.array([["a"], [], None, ["b", "c"]]), pa.array([{"x": "a"}, {"x": None}, None, {"x": "b"}])
     kinds = [words.cast(kind) for kind in (pa.large_string(), pa.binary(), pa.string_view(), ARROW.binary_view())]
@@ -241,9 +242,7 @@ def _kinds() -> dict[str, pa.Array]:
 @pytest.mark.parametrize("start", [0, 1])
 @pytest.mark.parametrize("name", _kinds())
 def test_a_copy_shares_no_memory(name: str, start: int) -> None:
-    """A copy of a column, or of a slice, has the same rows, and none of the buffers: neither of data, nor of offsets,
-    validity, dictionaries, or what is nested.
-    """
+    """A copy of a column or a slice has the same rows and shares no buffers, at any depth."""
     batch = pa.RecordBatch.from_arrays([_kinds()[name]], names=["c"]).slice(start, 3)
     copy = copied(batch)
     copy.validate(full=True)
@@ -252,7 +251,7 @@ def test_a_copy_shares_no_memory(name: str, start: int) -> None:
 
 
 def _places(column: pa.Array) -> Iterator[int]:
-    """The addresses of all buffers below a column."""
+    """Return the addresses of all buffers below a column."""
     yield from (one.address for one in column.buffers() if one is not None and one.size)
     if isinstance(column, pa.DictionaryArray):
         yield from _places(column.dictionary)
@@ -263,7 +262,7 @@ def _places(column: pa.Array) -> Iterator[int]:
 
 @pytest.mark.parametrize("rows", [1, 1000, 30_000, 100_000])
 def test_every_piece_is_ours_or_sent_at_once(rows: int) -> None:
-    """Pieces that may be kept are copies; others have to be sent, however small one of them is. None is empty."""
+    """Pieces that may be retained are copies. Others must be sent at once, however small. None is empty."""
     values = [bytes(8)] * (rows // 2) + [bytes(200)] * (rows - rows // 2)
     column = pa.array(values)
     table, half = pa.table({"key": column, "value": column}), WriterSettings().roll_bytes // 2

@@ -1,4 +1,4 @@
-"""The outbox's patience: records that flow are waited for, however long all of them take; silence is not."""
+"""The outbox waits for records that are reported steadily, however long all of them take, but not through silence."""
 
 from collections import deque
 from collections.abc import Callable, Generator
@@ -17,7 +17,7 @@ CHUNKS = 40
 
 
 class SlowProducer:
-    """Reports one record every `every_s` seconds, of its own clock, which moves while it is polled."""
+    """A producer that reports one record every `every_s` seconds. Its own clock moves while it is polled."""
 
     def __init__(self, every_s: float) -> None:
         self.now_s = 0.0
@@ -27,21 +27,21 @@ class SlowProducer:
 
     @property
     def in_flight(self) -> int:
-        """Records that were not reported yet."""
+        """The records that were not reported yet."""
         return len(self._waiting)
 
     @property
     def is_sound(self) -> bool:
-        """Slow, and well."""
+        """True: the producer is slow, but sound."""
         return True
 
     @property
     def delivery_timeout_s(self) -> float:
-        """Minutes, as the real one."""
+        """Minutes, like the real one's."""
         return 305.0
 
     def connect(self) -> None:
-        """It is."""
+        """Do nothing: it is connected."""
 
     def send(self, topic: str, partition: int, value: bytes, on_delivery: Callable[[Delivery], None]) -> bool:
         """Queue it."""
@@ -49,7 +49,7 @@ class SlowProducer:
         return True
 
     def poll(self, timeout_s: float) -> int:
-        """Let time pass; report what is due."""
+        """Let time pass, and report what is due."""
         self.now_s += timeout_s
         if self.now_s < self._next_s or not self._waiting:
             return 0
@@ -58,12 +58,12 @@ class SlowProducer:
         return 1
 
     def fail_all(self) -> None:
-        """Report that the rest may not be in the log, as the client does in the end."""
+        """Report an unknown outcome for the rest, as the client does in the end."""
         while self._waiting:
             self._waiting.popleft()(Delivery(DeliveryStatus.UNKNOWN, -1, "timed out"))
 
     def close(self) -> None:
-        """Nothing to release."""
+        """Do nothing: there is nothing to release."""
 
 
 @contextmanager
@@ -79,7 +79,7 @@ def _outbox(producer: SlowProducer) -> Generator[Outbox]:
 
 
 def test_a_slow_link_makes_progress() -> None:
-    """A report every 20 s for 40 records: 800 s in all, and nothing fails."""
+    """A report every 20 s for 40 records takes 800 s in all, and nothing fails."""
     producer = SlowProducer(20.0)
     with _outbox(producer) as outbox:
         assert outbox.wait(1, lambda: outbox.in_flight_chunks == 0)
@@ -88,7 +88,7 @@ def test_a_slow_link_makes_progress() -> None:
 
 
 def test_silence_fails_at_the_limit() -> None:
-    """No report at all for 30 s: what is in flight has failed, long before the client gives up."""
+    """Without a report for 30 s, records in flight have failed, long before the client gives up."""
     producer = SlowProducer(10_000.0)
     with _outbox(producer) as outbox:
         assert not outbox.wait(1, lambda: outbox.in_flight_chunks == 0)
@@ -101,7 +101,7 @@ def test_silence_fails_at_the_limit() -> None:
 
 
 def test_a_time_out_of_the_caller_fails_nothing() -> None:
-    """Who waits for a moment only is told that it is not done yet."""
+    """A caller's short time-out fails nothing."""
     producer = SlowProducer(20.0)
     with _outbox(producer) as outbox:
         assert not outbox.wait(1, lambda: outbox.in_flight_chunks == 0, 5.0)
@@ -110,6 +110,6 @@ def test_a_time_out_of_the_caller_fails_nothing() -> None:
 
 @pytest.mark.parametrize("stall_timeout_s", [0.0, -1.0, float("inf"), float("nan")])
 def test_the_limit_is_positive_and_finite(stall_timeout_s: float) -> None:
-    """Waiting ends."""
+    """The limit must be positive and finite."""
     with pytest.raises(ConfigError):
         WriterSettings(stall_timeout_s=stall_timeout_s)

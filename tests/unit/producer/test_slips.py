@@ -1,4 +1,4 @@
-"""What a program forgets: changes that no commit holds, and writers that nobody closed."""
+"""Common mistakes of programs: uncommitted changes, writers that are not closed, and wrong arguments."""
 
 import gc
 import math
@@ -36,30 +36,30 @@ Make = Callable[[Log], ChangeWriter]
 
 @pytest.fixture
 def rig() -> TwinRig:
-    """A log's two places, in memory."""
+    """Return the Kafka and the store of a log, in memory."""
     return twin_rig("log")
 
 
 @pytest.fixture
 def log(rig: TwinRig) -> Iterator[Log]:
-    """A new log of opaque values under bytes keys."""
+    """Return a new log of opaque values under bytes keys."""
     with rig.create(partitions=2) as created:
         yield created
 
 
 def task_writer(log: Log) -> TaskWriter:
-    """One for the next checkpoint."""
+    """Return a task writer for the next checkpoint."""
     with Coordinator(log, "c") as coordinator:
         return TaskWriter(log.kafka.producer(), coordinator.task(), slot=0)
 
 
 def coordinator(log: Log) -> Coordinator:
-    """One that has committed nothing."""
+    """Return a coordinator that has committed nothing."""
     return Coordinator(log, "c")
 
 
 def writer(log: Log) -> Writer:
-    """One of all partitions."""
+    """Return a writer of all partitions."""
     return Writer(log, "w")
 
 
@@ -67,21 +67,21 @@ both = pytest.mark.parametrize("make", [writer, task_writer])
 
 
 def leave(make: Make, log: Log) -> int:
-    """Leave a block with changes; returns the line that is to blame."""
+    """Leave a block with uncommitted changes, and return the line to blame."""
     with make(log) as changed:
         changed.put(b"k", b"v")
     return _line_of("with make(log) as changed:")
 
 
 def leave_stack(make: Make, log: Log) -> int:
-    """The same through an exit stack."""
+    """Leave an exit stack with uncommitted changes, and return the line to blame."""
     with ExitStack() as stack:
         stack.enter_context(make(log)).put(b"k", b"v")
     return _line_of("with ExitStack() as stack:")
 
 
 def close(make: Make, log: Log) -> int:
-    """The same without a block."""
+    """Close with uncommitted changes, and return the line to blame."""
     changed = make(log)
     changed.put(b"k", b"v")
     changed.close()
@@ -95,7 +95,7 @@ def _line_of(text: str) -> int:
 @both
 @pytest.mark.parametrize("end", [leave, leave_stack, close])
 def test_every_loss_is_told_where_it_happens(make: Make, end: Callable[[Make, Log], int], log: Log) -> None:
-    """Three times out of three by Python's own rules, which show a line once, and at the line of the program."""
+    """Each loss warns at its own line of the program. By Python's default rules a line would be shown once."""
     with warnings.catch_warnings(record=True) as told:
         warnings.simplefilter("default")
         warnings.filterwarnings("ignore", category=ResourceWarning)
@@ -108,7 +108,7 @@ def test_every_loss_is_told_where_it_happens(make: Make, end: Callable[[Make, Lo
 
 @both
 def test_a_loss_is_an_error_for_who_wants_one(make: Make, log: Log) -> None:
-    """The program's filters decide; the writer is closed all the same."""
+    """A program's filter can turn the warning into an error, and the writer is closed all the same."""
     changed = make(log)
     changed.put(b"k", b"v")
     with warnings.catch_warnings():
@@ -120,7 +120,7 @@ def test_a_loss_is_an_error_for_who_wants_one(make: Make, log: Log) -> None:
 
 @both
 def test_nothing_is_told_beside_an_error(make: Make, log: Log) -> None:
-    """The error of the block says more."""
+    """A block that ends with an error does not warn about its changes."""
     with pytest.raises(RuntimeError, match="mine"), make(log) as changed:
         changed.put(b"k", b"v")
         raise RuntimeError("mine")
@@ -128,7 +128,7 @@ def test_nothing_is_told_beside_an_error(make: Make, log: Log) -> None:
 
 
 def test_a_finished_task_loses_nothing(log: Log) -> None:
-    """Its handle holds the changes."""
+    """A finished task does not warn, since its handle holds the changes."""
     with task_writer(log) as task:
         task.put(b"k", b"v")
         task.finish()
@@ -136,7 +136,7 @@ def test_a_finished_task_loses_nothing(log: Log) -> None:
 
 
 def test_a_task_places_keys_itself(rig: TwinRig) -> None:
-    """As a writer does, in a log whose callers name the key groups."""
+    """A task accepts key groups like a writer, in a log whose callers name them."""
     with rig.create(hash_rule=HashRule.CALLER) as log, Coordinator(log, "c") as coordinator:
         with TaskWriter(log.kafka.producer(), coordinator.task(), slot=0) as task:
             task.append(5, b"k", b"v")
@@ -146,8 +146,8 @@ def test_a_task_places_keys_itself(rig: TwinRig) -> None:
 
 
 def forget(log: Log, make: Callable[[Log], object]) -> list[str]:
-    """What is told when one is made and dropped."""
-    gc.collect()  # what earlier tests left behind would be told here
+    """Return the warnings when an object is made and dropped."""
+    gc.collect()  # earlier tests' leftovers would be reported here
     with warnings.catch_warnings(record=True) as told:
         warnings.simplefilter("always")
         make(log)
@@ -161,12 +161,12 @@ def forget(log: Log, make: Callable[[Log], object]) -> list[str]:
     ids=["writer", "task writer", "coordinator"],
 )
 def test_what_is_forgotten_open_is_told(make: Callable[[Log], object], name: str, log: Log) -> None:
-    """By the name that the program knows it by, as Python tells of a file."""
+    """An object that is dropped open warns under the program's name for it, like Python's files."""
     assert f"unclosed {name} (log {log.name}) of statelog" in forget(log, make)
 
 
 def test_what_was_closed_or_never_opened_is_not_told(log: Log) -> None:
-    """Nothing is open when opening fails, or dies half way."""
+    """An object that was closed, or whose opening failed, does not warn."""
 
     def refused(log: Log) -> None:
         with pytest.raises(StatelogError):
@@ -185,7 +185,7 @@ def test_what_was_closed_or_never_opened_is_not_told(log: Log) -> None:
 
 
 def test_a_fork_forgets_nothing(log: Log) -> None:
-    """The child's copy goes without a word: its parent has the writer, and closes it."""
+    """A child does not warn about its copy, since the parent has the writer and closes it."""
     held = [writer(log)]
     child = os.fork()
     if child == 0:
@@ -200,7 +200,7 @@ def test_a_fork_forgets_nothing(log: Log) -> None:
 
 @pytest.mark.parametrize("value", ["text", None, 7, {"x": 1}])
 def test_a_wrong_key_is_blamed_as_a_key(value: object, log: Log) -> None:
-    """Also where the value is wrong as well; nothing of it is buffered."""
+    """A wrong key is reported as a key, also where the value is wrong, and nothing is buffered."""
     with writer(log) as changed:
         with pytest.raises(InvalidChange, match="a key of this log is bytes, not str"):
             changed.put("k", value)  # type: ignore[arg-type]  # that is the slip
@@ -233,7 +233,7 @@ SLIPS: dict[str, Callable[[Writer, Coordinator, Any], object]] = {
 
 @pytest.mark.parametrize("slip", SLIPS)
 def test_what_is_passed_by_mistake_is_told(slip: str, log: Log) -> None:
-    """With what belongs there; the writer goes on, and so does the coordinator."""
+    """A wrong argument is refused with what belongs there, and writer and coordinator continue."""
     with Writer(log, "w", partitions=[0]) as writer, Coordinator(log, "c", partitions=[1]) as coordinator:
         with pytest.raises(ConfigError) as refused:
             SLIPS[slip](writer, coordinator, log)
@@ -243,7 +243,7 @@ def test_what_is_passed_by_mistake_is_told(slip: str, log: Log) -> None:
 
 
 def test_a_grant_of_another_log_is_none(log: Log) -> None:
-    """What it saw of its own ledger says nothing of this one, which has lost nothing."""
+    """A grant of another log is refused as such, and not reported as a loss of this log."""
     elsewhere = twin_rig("another", cluster=MemoryCluster(cluster_id="elsewhere"))
     with elsewhere.create() as another, Coordinator(another, "c") as coordinator:
         coordinator.commit()

@@ -1,4 +1,4 @@
-"""Commits of several writers in one ledger record."""
+"""Several writers' commits in one ledger record."""
 
 from collections.abc import Generator, Mapping
 from contextlib import ExitStack
@@ -22,13 +22,13 @@ from tests.support.rigs.log import TwinLog, key_in, settings_for
 
 @pytest.fixture
 def twin() -> TwinLog:
-    """A log of three partitions."""
+    """Return a log of three partitions."""
     return TwinLog()
 
 
 @pytest.fixture
 def log(twin: TwinLog) -> Generator[Log]:
-    """It, open."""
+    """Return the log, open."""
     with twin.open() as log:
         yield log
 
@@ -38,7 +38,7 @@ def _writers(log: Log, opened: ExitStack) -> dict[int, Writer]:
 
 
 def _send(log: Log, writers: Mapping[int, Writer], value: bytes) -> dict[int, Pending[LastCommit]]:
-    """Each puts one key of its partition, and sends its commit."""
+    """Put one key of each writer's partition, and send their commits."""
     sent: dict[int, Pending[LastCommit]] = {}
     for partition, writer in writers.items():
         writer.put(key_in(log, partition), value)
@@ -53,7 +53,7 @@ def _records(twin: TwinLog) -> list[object]:
 
 
 def test_they_are_one_record_and_have_one_place(twin: TwinLog, log: Log) -> None:
-    """Each writer is told of its own, and goes on alone."""
+    """Commits sent together are one record at one offset. Each writer gets its own result, and continues alone."""
     with ExitStack() as opened:
         writers = _writers(log, opened)
         with together():
@@ -71,7 +71,7 @@ def test_they_are_one_record_and_have_one_place(twin: TwinLog, log: Log) -> None
 
 
 def test_who_waits_inside_of_the_block_has_it_sent(log: Log) -> None:
-    """Nobody waits for what is not on its way."""
+    """Waiting for a commit inside of the block sends it."""
     with ExitStack() as opened, together():
         sent = _send(log, _writers(log, opened), b"1")
         assert not sent[0].done()
@@ -79,7 +79,7 @@ def test_who_waits_inside_of_the_block_has_it_sent(log: Log) -> None:
 
 
 def test_one_that_is_fenced_is_nothing_to_the_others(twin: TwinLog, log: Log) -> None:
-    """Each is judged by itself, in their order."""
+    """Commits of one record are judged separately, in their order: a fenced writer does not affect the others."""
     with ExitStack() as opened, twin.open() as elsewhere:
         writers = _writers(log, opened)
         opened.enter_context(Writer(elsewhere, "other", partitions=[1]))
@@ -93,10 +93,13 @@ def test_one_that_is_fenced_is_nothing_to_the_others(twin: TwinLog, log: Log) ->
 
 @pytest.mark.parametrize("fate", [Fate.LOSE, Fate.ACK_WITHOUT_OFFSET])
 def test_each_settles_its_own_where_the_outcome_is_unknown(twin: TwinLog, log: Log, fate: Fate) -> None:
-    """By an Open: the record is there, or it never will be valid, and the commit goes again."""
+    """After an unknown outcome, each writer's Open resolves its own commit:
+
+    it is in the ledger, or void and sent again.
+    """
     with ExitStack() as opened:
         writers = _writers(log, opened)
-        _send(log, {0: writers[0]}, b"0")[0].result()  # A witness goes along with the first.
+        _send(log, {0: writers[0]}, b"0")[0].result()  # A witness accompanies the first.
         twin.cluster.faults = ScriptedFaults(fates={twin.cluster.sends: fate})
         with together():
             sent = _send(log, writers, b"1")
@@ -107,7 +110,7 @@ def test_each_settles_its_own_where_the_outcome_is_unknown(twin: TwinLog, log: L
 
 
 def _commit_together(log: Log, value: bytes) -> int:
-    """Three commits of one record. Returns the position right behind it."""
+    """Write three commits in one record, and return the position right behind it."""
     with ExitStack() as opened:
         writers = _writers(log, opened)
         with together():
@@ -116,7 +119,7 @@ def _commit_together(log: Log, value: bytes) -> int:
 
 
 def test_a_round_takes_all_of_a_record_or_none(log: Log, tmp_path: Path) -> None:
-    """Its budget ends between two records: a state lies at a position."""
+    """A round's budget ends between two records, so a snapshot includes all commits of a record or none."""
     first = _commit_together(log, b"1")
     _commit_together(log, b"2")
     settings = settings_for(tmp_path, budget_commits=1)
@@ -126,7 +129,7 @@ def test_a_round_takes_all_of_a_record_or_none(log: Log, tmp_path: Path) -> None
 
 
 def test_who_follows_has_all_of_a_record_or_none(log: Log) -> None:
-    """A place is complete once every commit of its record is applied."""
+    """A follower's position is complete once every commit of its record is applied."""
     with recover(log).follow(poll_s=0.01) as stream:
         assert stream.take() is not None
         position = _commit_together(log, b"1")
@@ -142,7 +145,7 @@ def test_who_follows_has_all_of_a_record_or_none(log: Log) -> None:
 
 
 def test_a_small_record_of_many_is_more_than_one(twin: TwinLog, log: Log, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is too large for one goes out as several, each at once when the next one begins."""
+    """Commits that exceed one record go out as several. Each is sent at once when the next one begins."""
     monkeypatch.setattr(import_module("statelog.history.together"), "_MOST_BYTES", 700)
     with ExitStack() as opened:
         writers = _writers(log, opened)

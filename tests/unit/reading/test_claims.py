@@ -41,7 +41,7 @@ def _written(count: int) -> TwinLog:
 
 
 def test_a_move_writes_the_next_file_and_sweeps_the_last() -> None:
-    """One file at rest, with the position, the offsets of every partition, and the folded ledger."""
+    """A move writes the next file with position, offsets and folded ledger, and removes the last one."""
     twin = _written(1)
     log = twin.open()
     held = _held(log)
@@ -59,7 +59,10 @@ def test_a_move_writes_the_next_file_and_sweeps_the_last() -> None:
 
 
 def test_another_process_goes_on_and_another_reading_does_not() -> None:
-    """The id in the checkpoint tells them apart; a claim that nobody took up is replaced."""
+    """The id in the checkpoint distinguishes a restarted reader from another one.
+
+    A claim that nobody took up is replaced.
+    """
     log = _written(1).open()
     _held(log).hold(_state(log), None)
     assert _held(log, "two").hold(_state(log), None, take_up=True).number == 2
@@ -69,7 +72,10 @@ def test_another_process_goes_on_and_another_reading_does_not() -> None:
 
 
 def test_a_reader_that_lost_its_slot_is_told_why() -> None:
-    """Ended between its look and its put, it learns so; removed and taken by another, too."""
+    """A reader whose slot was taken learns the reason:
+
+    its subscription was ended, or removed and taken by another reader.
+    """
     twin = _written(1)
     log = twin.open()
     held = _held(log)
@@ -86,7 +92,7 @@ def test_a_reader_that_lost_its_slot_is_told_why() -> None:
 
 @pytest.mark.parametrize("fault", [Fault.BEFORE, Fault.AFTER, Fault.LATE])
 def test_a_store_that_fails_at_any_call_never_leaves_the_reader_without_a_hold(fault: Fault) -> None:
-    """Every call of a move fails once, before, after or long after its effect: something at or below always holds."""
+    """A move whose calls fail, before, after or long after their effect, always leaves a hold low enough."""
     asked: list[str] = []
     fails_at = [-1]
 
@@ -113,7 +119,7 @@ def test_a_store_that_fails_at_any_call_never_leaves_the_reader_without_a_hold(f
 
 
 def test_a_listing_that_a_move_overtook_is_taken_again() -> None:
-    """The old file is listed, then swept by its reader before it is read: the new one is found, not nothing."""
+    """A listing that a move overtakes is repeated, so it finds the new file and not nothing."""
     twin = _written(1)
     log = twin.open()
     held = _held(log)
@@ -133,7 +139,10 @@ def _hook(call: object) -> FaultHook:
 
 
 def test_a_claim_looks_at_the_logs_start_after_it_was_written(tmp_path: Path) -> None:
-    """A position that is gone is refused, and one below every snapshot is held without a promise."""
+    """A claim checks the log's start after its write.
+
+    A truncated position is refused, and one below every snapshot has no promise.
+    """
     twin = _written(1)
     log = twin.open()
     old, nothing = _state(log), LedgerState()
@@ -153,7 +162,7 @@ def test_a_claim_looks_at_the_logs_start_after_it_was_written(tmp_path: Path) ->
 
 
 def test_what_cannot_be_read_is_told_and_can_be_removed() -> None:
-    """It hides no other, its reader stops, and a person ends it; what lies below one that ended does not matter."""
+    """An unreadable file hides no other, stops its reader, and can be removed. Below an ended file it does not matter."""
     twin = _written(1)
     log = twin.open()
     _held(log).hold(_state(log), None)
@@ -187,7 +196,7 @@ def _starts(log: Log) -> tuple[int, dict[int, int]]:
 
 
 def test_a_stopped_reader_holds_truncation_until_it_moves(tmp_path: Path) -> None:
-    """However many rounds pass below the cap; the outcome names it; and once it moves, the log is truncated."""
+    """A stopped reader below the cap holds truncation, and rounds name it. Once it moves, the log is truncated."""
     twin = _written(2)
     log = twin.open()
     held = _held(log)
@@ -208,7 +217,7 @@ def test_a_stopped_reader_holds_truncation_until_it_moves(tmp_path: Path) -> Non
 def test_the_cap_ends_a_subscription_loudly_and_its_reader_is_told(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """One round ends it and says so, a later one truncates; the file of its end stays, and its reader is refused."""
+    """The cap ends a subscription in one round, and a later round truncates. Its reader is refused with the reason."""
     twin = _written(2)
     log = twin.open()
     held = _held(log)
@@ -227,9 +236,7 @@ def test_the_cap_ends_a_subscription_loudly_and_its_reader_is_told(
 
 @pytest.mark.parametrize("moves", [1, 2, 3])
 def test_a_reader_that_moves_just_now_is_not_ended(tmp_path: Path, moves: int) -> None:
-    """The round looked, the reader moved, and the round's end finds its slot taken; or free again, below a later file,
-    while it verified what it keeps: then it counts as little, and does not stay.
-    """
+    """A reader that moves during a round is not ended: the end finds its slot taken, or a later file supersedes it."""
     twin = _written(2)
     log = twin.open()
     held = _held(log)
@@ -253,7 +260,7 @@ def test_a_reader_that_moves_just_now_is_not_ended(tmp_path: Path, moves: int) -
 
 
 def test_who_removes_a_subscription_removes_what_stands(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its reader moves twice between the look and the put: the first end counts for nothing, the second one ends it."""
+    """A removal outlasts a reader that moves meanwhile: the first end is superseded, the second one counts."""
     log = _written(1).open()
     held = _held(log)
     held.hold(_state(log), None, take_up=True)
@@ -272,7 +279,7 @@ def test_who_removes_a_subscription_removes_what_stands(monkeypatch: pytest.Monk
 
 
 def test_what_cannot_be_read_holds_everything_back(tmp_path: Path) -> None:
-    """Nothing is truncated and nothing deleted until a person removes it, and the round says so."""
+    """An unreadable subscription blocks truncation and deletion until a person removes it, and rounds report it."""
     twin = _written(2)
     log = twin.open()
     log.store.put(subscription_path("lake", 1), b"no subscription")

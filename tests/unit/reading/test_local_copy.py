@@ -1,4 +1,4 @@
-"""A local copy by itself, and the setting that names its directory."""
+"""A local copy by itself, and the setting of its directory."""
 
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,10 @@ from statelog.recovery.settings import RecoverySettings
 
 
 def test_a_partial_copy_that_vanished_is_not_begun_anew(tmp_path: Path) -> None:
-    """A newer life on this machine removes what was not whole; what comes later is no copy without what came before."""
+    """Changes do not recreate an incomplete copy that another incarnation on this machine removed:
+
+    its beginning is missing.
+    """
     copy = LocalCopy(tmp_path, 1)
     copy.add(0, b"first")
     copy.pause()
@@ -25,7 +28,7 @@ def test_a_partial_copy_that_vanished_is_not_begun_anew(tmp_path: Path) -> None:
 
 
 def test_a_directory_is_a_path(tmp_path: Path) -> None:
-    """Text is refused before anything is opened, by the writer's and by the recovery's settings."""
+    """A text in place of a path is refused before anything is opened, by the writer's and the recovery's settings."""
     text: Any = str(tmp_path)
     for settings in (WriterSettings, RecoverySettings):
         with pytest.raises(ConfigError, match="local_copies"):

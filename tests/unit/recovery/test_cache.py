@@ -1,4 +1,4 @@
-"""The recovery cache: one download a file, counts that never lie, idle cleanup by the clock, nothing left."""
+"""The recovery cache downloads each file once, counts its readers, removes idle files in time, and leaves nothing."""
 
 import io
 from concurrent.futures import ThreadPoolExecutor
@@ -19,7 +19,7 @@ _PATIENCE_S = 10.0
 
 
 def test_many_readers_cost_one_download(tmp_path: Path) -> None:
-    """Readers of the same two runs at the same time read the right bytes, and each file is fetched once."""
+    """Concurrent readers of the same two runs read the right bytes, and each file is fetched once."""
     rig = CacheRig(tmp_path)
     runs = {rig.put("a", b"a" * 1000): b"a" * 1000, rig.put("b", b"b" * 10): b"b" * 10}
     start = Barrier(READERS)
@@ -38,7 +38,7 @@ def test_many_readers_cost_one_download(tmp_path: Path) -> None:
 
 
 def test_a_download_blocks_only_those_who_need_it(tmp_path: Path) -> None:
-    """While one run is on its way, its readers wait, and another run can be opened, read and closed."""
+    """A download holds up its own readers only. Another run can be opened, read and closed meanwhile."""
     rig = CacheRig(tmp_path)
     slow, quick = rig.put("slow", b"slow"), rig.put("quick", b"quick")
     gate = Gate()
@@ -54,12 +54,12 @@ def test_a_download_blocks_only_those_who_need_it(tmp_path: Path) -> None:
 
 
 def test_an_open_retains_where_it_looks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A run whose idle time is over goes neither between the look-up of its next reader nor before it is opened."""
+    """A run whose idle time is over is not removed between the lookup of its next reader and the opening."""
     rig = CacheRig(tmp_path)
     run = rig.put("a", b"data")
 
     class SweptAtOnce(Condition):
-        """The cache's lock; whenever it was given up, a sweep follows before anything else."""
+        """The cache's lock, followed by a sweep each time that it is released."""
 
         is_armed = False
 
@@ -75,7 +75,7 @@ def test_an_open_retains_where_it_looks(tmp_path: Path, monkeypatch: pytest.Monk
         asked: list[None] = []
         rig.on_clock = lambda: asked.append(None)
         rig.read(run)
-        wait_for(lambda: len(asked) == 2)  # The reader that left, and the janitor, which holds the lock until it waits.
+        wait_for(lambda: len(asked) == 2)  # The departing reader, and the janitor, which holds the lock until it waits.
         with lock:
             rig.now_s += 1e6
         lock.is_armed = True
@@ -85,7 +85,7 @@ def test_an_open_retains_where_it_looks(tmp_path: Path, monkeypatch: pytest.Monk
 
 
 def test_a_failed_download_fails_its_waiters_and_is_tried_again(tmp_path: Path) -> None:
-    """All who waited get the typed error, each an object of its own; the next one to ask gets the file."""
+    """A failed download raises a separate typed error for each waiting reader. The next reader gets the file."""
     rig = CacheRig(tmp_path)
     run = rig.put("a", b"data")
     gate = Gate()
@@ -107,7 +107,7 @@ def test_a_failed_download_fails_its_waiters_and_is_tried_again(tmp_path: Path) 
 
 @pytest.mark.parametrize("damage", ["flipped", "short"])
 def test_a_damaged_download_is_never_cached(tmp_path: Path, damage: str) -> None:
-    """A copy of other bytes or of another length is CorruptRun and leaves no file; the whole one is fetched later."""
+    """A download with wrong bytes or length is CorruptRun and leaves no file. The whole one is fetched later."""
     rig = CacheRig(tmp_path)
     run = rig.put("a", b"data")
     path = f"rig/{run.path}"
@@ -122,7 +122,7 @@ def test_a_damaged_download_is_never_cached(tmp_path: Path, damage: str) -> None
 
 
 def test_closing_a_reader_twice_counts_once(tmp_path: Path) -> None:
-    """A reader closed twice does not count another reader out: that one's file stays, and can be opened again."""
+    """Closing a reader twice counts once, so another reader's file stays and can be opened again."""
     rig = CacheRig(tmp_path, idle_s=0)
     run = rig.put("a", b"data")
     with rig.cache:
@@ -139,7 +139,7 @@ def test_closing_a_reader_twice_counts_once(tmp_path: Path) -> None:
 
 
 def test_a_file_that_cannot_be_closed_still_counts_its_reader_out() -> None:
-    """The release happens whatever closing the file says, once, and the error comes out once."""
+    """A reader whose file fails to close is counted out all the same, and the error is raised once."""
     released: list[bool] = []
     reader = CachedRun(_Stuck(), lambda: released.append(True))
     with pytest.raises(OSError, match="stuck"):
@@ -150,12 +150,12 @@ def test_a_file_that_cannot_be_closed_still_counts_its_reader_out() -> None:
 
 class _Stuck(io.BytesIO):
     def close(self) -> None:
-        super().close()  # Or Python closes it again when it goes, and from 3.13 on tells what that raised.
+        super().close()  # Otherwise Python closes it again at collection, and from 3.13 on reports the exception.
         raise OSError("stuck")
 
 
 def test_idle_runs_go_when_their_time_is_over(tmp_path: Path) -> None:
-    """A run goes `idle_s` after its last reader: not before, not while it is read, and anew after each reader."""
+    """A run is removed `idle_s` after its last reader, never while it is read, and each reader restarts the time."""
     rig = CacheRig(tmp_path, idle_s=60.0)
     run = rig.put("a", b"data")
     with rig.cache:
@@ -177,7 +177,7 @@ def test_idle_runs_go_when_their_time_is_over(tmp_path: Path) -> None:
 
 
 def test_the_janitor_comes_by_itself(tmp_path: Path) -> None:
-    """One thread for all runs removes them in time, without a call; it is gone when the cache is closed."""
+    """One thread removes idle runs in time, without a call, and ends when the cache is closed."""
     rig = CacheRig(tmp_path)
     runs = [rig.put(name, b"data") for name in "abc"]
     base = tmp_path / "real"
@@ -194,7 +194,7 @@ def test_the_janitor_comes_by_itself(tmp_path: Path) -> None:
 
 
 def test_a_bound_removes_what_was_idle_longest(tmp_path: Path) -> None:
-    """Within `max_bytes`, idle runs make room for new ones, those idle longest first; what is read is never removed."""
+    """Within `max_bytes`, the runs that were idle longest make room for new ones. Runs in use are never removed."""
     rig = CacheRig(tmp_path, max_bytes=20)
     a, b, c = (rig.put(name, name.encode() * 8) for name in "abc")
     with rig.cache:
@@ -218,7 +218,7 @@ def test_a_bound_removes_what_was_idle_longest(tmp_path: Path) -> None:
 
 
 def test_a_distrusted_copy_is_fetched_anew(tmp_path: Path) -> None:
-    """A copy found damaged is handed out no more; those who have it open keep it, and it goes with the last of them."""
+    """A copy that was found damaged is not handed out again. Present readers retain it, and the last one removes it."""
     rig = CacheRig(tmp_path)
     run = rig.put("a", b"data")
     with rig.cache:
@@ -233,7 +233,7 @@ def test_a_distrusted_copy_is_fetched_anew(tmp_path: Path) -> None:
 
 
 def test_a_copy_that_somebody_deleted_is_fetched_anew(tmp_path: Path) -> None:
-    """One reader is told, others keep what they have open, the next to ask gets a new copy, and counts stay right."""
+    """A deleted copy is an error for one reader. Open readers continue, and the next one gets a new copy."""
     rig = CacheRig(tmp_path)
     run = rig.put("a", b"data")
     with rig.cache:
@@ -249,7 +249,7 @@ def test_a_copy_that_somebody_deleted_is_fetched_anew(tmp_path: Path) -> None:
 
 
 def test_a_copy_that_nobody_can_open_is_dropped_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """All who waited for it are told so, and each counts out."""
+    """A copy that cannot be opened is an error for each waiting reader, and each is counted out."""
     rig = CacheRig(tmp_path)
     run = rig.put("a", b"data")
     gate = Gate()
@@ -270,7 +270,7 @@ def test_a_copy_that_nobody_can_open_is_dropped_once(tmp_path: Path, monkeypatch
 
 
 def test_close_leaves_nothing(tmp_path: Path) -> None:
-    """After close there is no file, directory or thread, whatever is still open; closing again changes nothing."""
+    """After close there is no file, directory or thread, whatever is still open. Closing again changes nothing."""
     rig = CacheRig(tmp_path)
     run = rig.put("a", b"data")
     before = janitors()
@@ -290,7 +290,7 @@ def test_close_leaves_nothing(tmp_path: Path) -> None:
 
 
 def test_close_waits_for_a_download(tmp_path: Path) -> None:
-    """A close in the middle of a download ends after it, with nothing left; the reader gets ClosedError."""
+    """A close during a download ends after it and leaves nothing. The reader gets ClosedError."""
     rig = CacheRig(tmp_path)
     run = rig.put("a", b"data")
     gate = Gate()
@@ -331,7 +331,7 @@ def test_limits_without_sense_are_refused(tmp_path: Path) -> None:
 def test_an_interrupted_reader_stops_nobody(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, owner: type[Any], step: str, at: int
 ) -> None:
-    """Ctrl-C behind any step of an opening: the next reader gets its bytes, and closing waits for nothing."""
+    """Ctrl-C at any step of an opening affects no other reader, and closing does not wait."""
     rig, work, calls, found = CacheRig(tmp_path), getattr(owner, step), count(1), list[bytes]()
     run = rig.put("a", b"data")
 

@@ -1,4 +1,7 @@
-"""Directories of caches: nothing of the living is touched, a fork has none of its parent's, the dead are swept."""
+"""Cache directories:
+
+those of live processes are not touched, a fork has none of its parent's, and the others are swept.
+"""
 
 import errno
 import os
@@ -20,7 +23,7 @@ def _names(base: Path) -> set[str]:
 
 
 def test_a_directory_is_private_and_made_with_its_parents(tmp_path: Path) -> None:
-    """Copies of state are for their user only, wherever the base lies."""
+    """A cache directory is private to its user, wherever its base lies, and is made with its parents."""
     base = tmp_path / "a" / "b"
     directory = CacheDirectory(base)
     modes = [stat.S_IMODE(path.stat().st_mode) for path in (base, directory.path)]
@@ -31,7 +34,7 @@ def test_a_directory_is_private_and_made_with_its_parents(tmp_path: Path) -> Non
 
 
 def test_the_living_are_not_swept(tmp_path: Path) -> None:
-    """However old they look, directories whose lock is held stay, with their files."""
+    """A directory whose lock is held is not swept, however old it looks."""
     rig = CacheRig(tmp_path)
     run = rig.put("a", b"data")
     rig.read(run)
@@ -45,7 +48,7 @@ def test_the_living_are_not_swept(tmp_path: Path) -> None:
 
 
 def test_a_base_that_is_no_directory_is_refused(tmp_path: Path) -> None:
-    """A file in the place of the base is StoreUnavailable with its path and code."""
+    """A file in the place of the base is StoreUnavailable, with path and code."""
     (tmp_path / "file").touch()
     with pytest.raises(StoreUnavailable) as caught:
         CacheDirectory(tmp_path / "file")
@@ -53,7 +56,7 @@ def test_a_base_that_is_no_directory_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_fork_leaves_its_parents_cache_alone(tmp_path: Path) -> None:
-    """A child can neither use nor delete what the parent holds, closes it without effect, and can make its own."""
+    """A child can neither use nor delete its parent's cache, closes it without effect, and can make its own."""
     rig = CacheRig(tmp_path)
     run = rig.put("a", b"data")
     reader = rig.cache.open(rig.store, run)
@@ -78,7 +81,7 @@ def test_a_fork_leaves_its_parents_cache_alone(tmp_path: Path) -> None:
 
 
 def test_a_fork_does_not_keep_a_dead_parent_alive(tmp_path: Path) -> None:
-    """When its owner is gone, a directory is swept even if a child of the owner lives on."""
+    """The directory of a dead owner is swept, even if a child of the owner lives on."""
     go, held = os.pipe(), os.pipe()
 
     def parent() -> None:
@@ -102,7 +105,10 @@ def test_a_fork_does_not_keep_a_dead_parent_alive(tmp_path: Path) -> None:
 
 
 def test_a_host_plays_faults_of_the_local_disk_and_gives_the_ids(tmp_path: Path) -> None:
-    """A torn download is never seen, a full disk is told, and all names are those of the environment."""
+    """The environment plays faults of the local disk and gives all names:
+
+    a torn download is never observed, and a full disk is reported.
+    """
     rig, numbers, steps = CacheRig(tmp_path / "rig"), count(), list[str]()
     run = rig.put("a", b"data" * 100)
 

@@ -1,4 +1,4 @@
-"""Recoveries through the cache that a log's users share in one process, on twins and on the local file system."""
+"""Recoveries share a log's cache in one process, on twins and on the local file system."""
 
 import threading
 from collections import Counter
@@ -35,7 +35,7 @@ RECOVERIES = 4
 
 
 class _Reads:
-    """What was read of which file, by any handle on the store: downloads of the whole, and opened readers."""
+    """Counts of downloads and opened readers by file, through any handle on the store."""
 
     def __init__(self) -> None:
         self.downloads: Counter[str] = Counter()
@@ -45,7 +45,7 @@ class _Reads:
         self._lock = threading.Lock()
 
     def count(self, counter: Counter[str], path: str) -> None:
-        """Count one of many threads."""
+        """Count one of many threads' calls."""
         with self._lock:
             counter[path] += 1
 
@@ -54,14 +54,14 @@ class _CountedMemory(MemoryStore):
     reads: _Reads
 
     def download(self, path: str, local: Path) -> None:
-        """Count."""
+        """Count a download."""
         self.reads.count(self.reads.downloads, path)
         self.reads.before_download(local)
         super().download(path, local)
         self.reads.after_download(local)
 
     def open(self, path: str) -> AbstractContextManager[BinaryIO]:
-        """Count."""
+        """Count an opened reader."""
         self.reads.count(self.reads.opens, path)
         return super().open(path)
 
@@ -70,12 +70,12 @@ class _CountedLocal(LocalStore):
     reads: _Reads
 
     def download(self, path: str, local: Path) -> None:
-        """Count."""
+        """Count a download."""
         self.reads.count(self.reads.downloads, path)
         super().download(path, local)
 
     def open(self, path: str) -> AbstractContextManager[BinaryIO]:
-        """Count."""
+        """Count an opened reader."""
         self.reads.count(self.reads.opens, path)
         return super().open(path)
 
@@ -111,27 +111,27 @@ class _World:
         return {run.path: 1 for run in self.rig.manifests[-1].runs}
 
     def store(self) -> Store:
-        """Another handle on the store."""
+        """Return another handle on the store."""
         store = _CountedMemory(self.disk, "rig") if self.kind == "memory" else _CountedLocal(self.root, "rig")
         store.reads = self.reads
         return store
 
     def open(self) -> Log:
-        """The log with clients of its own."""
+        """Open the log with its own clients."""
         return Log.open("rig", where_at(MemoryKafka(cluster=self.cluster), self.store()))
 
     def left(self) -> list[Path]:
-        """What lies in the cache's base."""
+        """List the cache's base."""
         return list(self.base.iterdir())
 
     def threads(self) -> list[Thread]:
-        """Give the threads of caches that this world started and that are alive."""
+        """Return the live threads of caches that this world started."""
         return janitors(self._threads_before)
 
 
 @pytest.mark.parametrize("kind", ["memory", "local"])
 def test_concurrent_recoveries_fetch_each_file_once(tmp_path: Path, kind: str) -> None:
-    """Four recoveries at once, each with clients of its own and other key groups, download every run exactly once."""
+    """Four concurrent recoveries, each with its own clients and key groups, download every run exactly once."""
     world = _World(tmp_path, kind)
     assert len(world.once) == 3
     wanted = [None, range(4), range(4, 8), None]
@@ -151,7 +151,7 @@ def test_concurrent_recoveries_fetch_each_file_once(tmp_path: Path, kind: str) -
 
 
 def test_whoever_holds_the_cache_keeps_the_files(tmp_path: Path) -> None:
-    """Recoveries one after the other share the files while somebody holds the cache, and fetch them anew if not."""
+    """Successive recoveries share files while somebody holds the cache, and fetch them again otherwise."""
     world = _World(tmp_path)
     with RunOpener(world.rig.log, world.settings.cache):
         for _ in range(3):
@@ -177,7 +177,7 @@ def test_a_recovery_can_be_filled_again(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("portions", [1, None])
 def test_a_stream_shares_the_cache_and_leaves_it(tmp_path: Path, portions: int | None) -> None:
-    """A stream fetches its runs through the cache, and leaves nothing, read to its end or dropped on the way."""
+    """A stream fetches its runs through the cache and leaves nothing, whether read to its end or dropped."""
     world = _World(tmp_path)
     rows = 0
     with recover(world.rig.log, settings=world.settings).stream() as stream:
@@ -189,7 +189,7 @@ def test_a_stream_shares_the_cache_and_leaves_it(tmp_path: Path, portions: int |
 
 
 def test_without_a_cache_nothing_is_downloaded(tmp_path: Path) -> None:
-    """Without a cache an opener reads ranges of the store's files, and neither holds nor keeps anything."""
+    """Without a cache, runs are read in ranges from the store, and no local file is made."""
     world = _World(tmp_path)
     with RunOpener(world.rig.log) as opener:
         opener.hold()
@@ -199,7 +199,7 @@ def test_without_a_cache_nothing_is_downloaded(tmp_path: Path) -> None:
 
 
 def test_one_cache_for_one_log(tmp_path: Path) -> None:
-    """Users of one log share one cache; another log has another; the last user to leave closes, once."""
+    """Users of one log share one cache, which the last one closes. Another log has another cache."""
     world = _World(tmp_path)
     (tmp_path / "other").mkdir()
     other = _World(tmp_path / "other", "local")
@@ -223,7 +223,7 @@ def test_one_cache_for_one_log(tmp_path: Path) -> None:
 
 
 def test_other_settings_for_a_cache_in_use_are_refused(tmp_path: Path) -> None:
-    """Two idle times for one cache are ConfigError with both; the recovery that asked leaves no lease."""
+    """Two idle times for one cache are a ConfigError with both, and the refused recovery leaves no lease."""
     world = _World(tmp_path)
     with RunOpener(world.rig.log, CacheSettings(directory=world.base, idle_s=1.0)):
         with pytest.raises(ConfigError) as caught:
@@ -237,7 +237,7 @@ def test_other_settings_for_a_cache_in_use_are_refused(tmp_path: Path) -> None:
 
 
 def test_a_full_cache_is_gone_around(tmp_path: Path) -> None:
-    """Runs that do not fit are read from the store, with a warning; the state is the same."""
+    """Runs that do not fit into the cache are read from the store, with a warning and the same state."""
     world = _World(tmp_path)
     cache = CacheSettings(directory=world.base, max_bytes=1)
     with told("max_bytes=1"):
@@ -246,7 +246,7 @@ def test_a_full_cache_is_gone_around(tmp_path: Path) -> None:
 
 
 def test_a_copy_damaged_on_its_way_does_not_blame_the_snapshot(tmp_path: Path) -> None:
-    """If only the download is damaged, the store's file is read instead, with a warning, and no older snapshot."""
+    """A damaged download costs a warning and a read from the store, and no older snapshot is used."""
     world = _World(tmp_path)
     world.reads.after_download = _flip
     with told("sha256"):
@@ -257,7 +257,7 @@ def test_a_copy_damaged_on_its_way_does_not_blame_the_snapshot(tmp_path: Path) -
 
 
 def test_copies_that_decay_are_gone_around(tmp_path: Path) -> None:
-    """However many were damaged on the local disk after they were verified: a warning each, no attempt, no snapshot."""
+    """Each copy that decays after its verification costs a warning, but neither an attempt nor a snapshot."""
     world = _World(tmp_path)
     with RunOpener(world.rig.log, world.settings.cache):
         assert recover(world.rig.log, settings=world.settings).to_dict() == world.expected
@@ -274,7 +274,7 @@ def test_copies_that_decay_are_gone_around(tmp_path: Path) -> None:
 
 
 def test_a_copy_that_somebody_deleted_is_gone_around(tmp_path: Path) -> None:
-    """A cleaner of temporary files costs a warning and a reading of the store's file, and blames no snapshot."""
+    """A copy that a cleaner of temporary files removed costs a warning and a read from the store, but no snapshot."""
     world = _World(tmp_path)
     with RunOpener(world.rig.log, world.settings.cache):
         assert recover(world.rig.log, settings=world.settings).to_dict() == world.expected
@@ -289,7 +289,7 @@ def test_a_copy_that_somebody_deleted_is_gone_around(tmp_path: Path) -> None:
 
 
 def test_a_failing_recovery_leaves_nothing(tmp_path: Path) -> None:
-    """Whatever ends a recovery in the middle of its runs, it leaves the cache, and the cache its directory."""
+    """A recovery that fails in the middle of its runs leaves the cache, and the cache removes its directory."""
     world = _World(tmp_path)
 
     def fail(_: object) -> None:
@@ -304,7 +304,7 @@ def test_a_failing_recovery_leaves_nothing(tmp_path: Path) -> None:
 
 
 def test_a_failure_during_a_download_leaves_no_reader(tmp_path: Path) -> None:
-    """A recovery that fails while a run is on its way lets go of that run once it is here."""
+    """A recovery that fails during a download releases the run once it has arrived."""
     world = _World(tmp_path)
     failed = threading.Event()
 
@@ -324,7 +324,7 @@ def test_a_failure_during_a_download_leaves_no_reader(tmp_path: Path) -> None:
 
 
 def test_a_second_plan_uses_what_the_first_one_fetched(tmp_path: Path) -> None:
-    """When the newest snapshot turns out damaged, the runs that it shares with the one before are not fetched again."""
+    """After a damaged newest snapshot, runs that the older one shares are not fetched again."""
     world = _World(tmp_path)
     *shared, newest = world.once
     world.disk.flip_byte(f"rig/{newest}", 100)
@@ -355,11 +355,11 @@ def test_a_lease_is_renewed_during_a_download(tmp_path: Path) -> None:
     world.rig.log.store.put = counted_put  # type: ignore[method-assign]  # counts what the twin is asked
     recovery = Environment(clock=lambda: now_s[0]).run(recover, world.rig.log, settings=world.settings)
     assert recovery.to_dict() == world.expected
-    assert 1 < wrote["leases"] <= 1 + len(world.once)  # Downloads at the same time share a renewal.
+    assert 1 < wrote["leases"] <= 1 + len(world.once)  # Concurrent downloads share a renewal.
 
 
 def test_a_fork_starts_with_a_cache_of_its_own(tmp_path: Path) -> None:
-    """A child shares nothing with its parent's cache, and closing there leaves the parent's files."""
+    """A child shares no cache with its parent, and closing it there leaves the parent's files."""
     world = _World(tmp_path)
     run = world.rig.manifests[-1].runs[0]
     opener = RunOpener(world.rig.log, world.settings.cache)

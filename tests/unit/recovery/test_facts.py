@@ -1,4 +1,4 @@
-"""What a recovery says before a target is filled: it costs no lease, and no target contradicts it."""
+"""Facts of a recovery before any target is filled cost no lease, and no target contradicts them."""
 
 import gc
 import warnings
@@ -26,7 +26,7 @@ _MANY = [(b"key-%d" % i, b"v" * 500) for i in range(2000)]
 
 
 class _World:
-    """A rig whose store notes every file that is put; with a commit, a snapshot of it and a tail."""
+    """A rig with a commit, its snapshot and a tail. Its store records every file that is put."""
 
     def __init__(self) -> None:
         self.puts: list[str] = []
@@ -45,12 +45,12 @@ class _World:
         return None
 
     def commit(self, checkpoint_id: int) -> None:
-        """Every key is written with the checkpoint's number."""
+        """Write every key with the checkpoint's number."""
         with Writer(self.log, "w") as writer:
             self.rig.commit(writer, checkpoint_id, [(key, b"%d" % checkpoint_id) for key in _KEYS], {"at": "x"})
 
     def truncate_past_all(self) -> None:
-        """A commit, and a snapshot of everything: what came before it is gone, in Kafka and on the store."""
+        """Commit, snapshot everything, and remove what came before in Kafka and on the store."""
         self.commit(3)
         self.rig.snapshot(merge=True)
         for manifest in self.rig.manifests[:-1]:
@@ -59,7 +59,7 @@ class _World:
 
 
 def test_facts_leave_nothing_on_the_store() -> None:
-    """Position, commits, meta and the plan itself are had without a file being written, closed or not."""
+    """Position, commits, metadata and the plan are available without writing a file."""
     world = _World()
     assert recover(world.log).position == world.rig.end()
     last = recover(world.log).last_commit("w")
@@ -73,7 +73,7 @@ def test_facts_leave_nothing_on_the_store() -> None:
 
 
 def test_a_recovery_holds_a_lease_only_for_its_targets() -> None:
-    """One for each target, gone when that is filled; none for what is asked before and after."""
+    """A recovery holds one lease while it fills a target, and none before or after."""
     world = _World()
     recovery = recover(world.log)
     for filled in (1, 2):
@@ -85,7 +85,7 @@ def test_a_recovery_holds_a_lease_only_for_its_targets() -> None:
 
 @pytest.mark.parametrize("target", ["to_dict", "to_arrow", "stream", "follow"])
 def test_a_state_that_was_shown_is_that_of_the_target_or_an_error(target: str) -> None:
-    """Truncated past the position that a program has seen: NotFound, which says what helps; never a newer state."""
+    """A shown position that was truncated is NotFound with a hint, and never a newer state."""
     world = _World()
     recovery = recover(world.log)
     shown = recovery.position
@@ -97,7 +97,7 @@ def test_a_state_that_was_shown_is_that_of_the_target_or_an_error(target: str) -
 
 
 def test_a_shown_state_that_is_still_held_is_filled() -> None:
-    """A newer snapshot, and a log truncated up to the older one, are no reason to move on."""
+    """A shown state that still exists is filled, even after a newer snapshot and a truncation up to the older one."""
     world = _World()
     recovery = recover(world.log)
     shown = recovery.position
@@ -109,7 +109,10 @@ def test_a_shown_state_that_is_still_held_is_filled() -> None:
 
 
 def test_a_state_that_nobody_has_seen_may_be_a_newer_one() -> None:
-    """Truncated past its plan, a recovery of the newest state plans again; the facts are those of what it filled."""
+    """A recovery of the newest state plans again if it was truncated unseen.
+
+    Its facts are those of the state it filled.
+    """
     world = _World()
     recovery = recover(world.log)
     world.truncate_past_all()
@@ -120,7 +123,10 @@ def test_a_state_that_nobody_has_seen_may_be_a_newer_one() -> None:
 
 @pytest.mark.parametrize("seen", [False, True])
 def test_a_follower_begins_where_the_log_still_reaches(*, seen: bool) -> None:
-    """Also if its state needs nothing that was truncated: the commits behind it must still be there."""
+    """A follower needs the commits behind its state:
+
+    after a truncation it begins later, or raises if the state was shown.
+    """
     rig = history_rig()
     recovery = recover(rig.log)
     if seen:
@@ -138,7 +144,7 @@ def test_a_follower_begins_where_the_log_still_reaches(*, seen: bool) -> None:
 
 
 def test_a_reserved_state_is_held_without_anybody_renewing_it() -> None:
-    """One lease stays, which names what the state needs; it is not removed with the object."""
+    """Reserving a state leaves one lease that names its needs, and that outlives the recovery."""
     world = _World()
     recovery = recover(world.log, settings=RecoverySettings(holder="planner", lease_ttl_s=300.0))
     recovery.reserve()
@@ -153,7 +159,7 @@ def test_a_reserved_state_is_held_without_anybody_renewing_it() -> None:
 
 
 def test_the_lease_of_an_open_stream_is_not_given_away(monkeypatch: pytest.MonkeyPatch) -> None:
-    """To reserve the state would take it out of the hands of the thread that reads, and renew it no more."""
+    """A state with an open stream cannot be reserved, since its reading thread renews the lease."""
     world, begun, go = _World(), Event(), Event()
     finish = SortedTail.finish
 
@@ -175,7 +181,7 @@ def test_the_lease_of_an_open_stream_is_not_given_away(monkeypatch: pytest.Monke
 
 
 def test_a_snapshot_alone_that_was_shown_is_filled_or_damaged() -> None:
-    """An older snapshot is taken only as long as nobody has seen the position of the newer one."""
+    """A recovery of a snapshot falls back to an older one only until the position was shown."""
     world = _World()
     world.rig.snapshot()
     store = MemoryStore(world.disk, "rig")
@@ -197,7 +203,7 @@ def test_a_snapshot_alone_that_was_shown_is_filled_or_damaged() -> None:
 
 
 def test_a_stream_that_is_forgotten_open_is_told() -> None:
-    """As an open file is: ResourceWarning, and its lease is gone all the same."""
+    """A stream that is forgotten open is a ResourceWarning, and its lease is removed."""
     rig = history_rig()
     with Writer(rig.log, "w") as writer:
         rig.commit(writer, 1, _MANY)
@@ -209,7 +215,7 @@ def test_a_stream_that_is_forgotten_open_is_told() -> None:
 
 
 def test_nothing_is_told_of_what_was_closed(tmp_path: Path) -> None:
-    """A stream that ended, was closed or left, a recovery that filled its targets, and one that was only asked."""
+    """Closed streams, filled recoveries and recoveries that were only asked do not warn."""
     rig = history_rig()
     with Writer(rig.log, "w") as writer:
         rig.commit(writer, 1, _MANY)

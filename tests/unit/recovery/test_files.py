@@ -1,4 +1,4 @@
-"""File targets: made beside their name, synced before they get it, refused before anything is read."""
+"""File targets are made next to their name, synced before they get it, and refused before anything is read."""
 
 import io
 import os
@@ -26,7 +26,7 @@ TARGETS = ("to_parquet", "to_rocksdb")
 
 @pytest.fixture
 def rig() -> HistoryRig:
-    """A log with a snapshot and a tail."""
+    """Return a log with a snapshot and a tail."""
     rig = history_rig()
     with Writer(rig.log, "w") as writer:
         rig.commit(writer, 1, [(b"key-%d" % i, b"one") for i in range(50)])
@@ -40,7 +40,7 @@ def _fill(recovery: Recovery, target: str, path: Path) -> int:
 
 
 def test_a_file_is_made_beside_its_name(rig: HistoryRig, tmp_path: Path) -> None:
-    """While it is made, the older file stands untouched, and there is no other but a hidden directory."""
+    """While a file is made, the older file is untouched, and only a hidden directory is next to it."""
     path, beside = tmp_path / "state.parquet", set[bool]()
     path.write_bytes(b"older")
 
@@ -61,7 +61,7 @@ def test_a_file_is_made_beside_its_name(rig: HistoryRig, tmp_path: Path) -> None
 def test_a_url_is_no_path(
     rig: HistoryRig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, target: str, url: str
 ) -> None:
-    """It is refused, and no directory `s3:` is made here: not even of the `Path` that lost a slash."""
+    """A URL is refused as a path, also as a `Path` that lost a slash, and no directory `s3:` is made."""
     monkeypatch.chdir(tmp_path)
     with pytest.raises(ConfigError, match="a path on the local disk is needed here"):
         _fill(recover(rig.log), target, Path(url))
@@ -72,7 +72,7 @@ def test_a_url_is_no_path(
 def test_everything_is_synced_before_it_has_its_name(
     rig: HistoryRig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, target: str
 ) -> None:
-    """Each file of a target, the directory of a database, and then the name in the directory above."""
+    """Each file of a target, a database's directory, and then the name in its parent directory are synced."""
     path, fsync = tmp_path / "made" / "state", os.fsync
     synced: list[tuple[int, bool]] = []
 
@@ -90,7 +90,7 @@ def test_everything_is_synced_before_it_has_its_name(
 
 @pytest.mark.parametrize("target", TARGETS)
 def test_missing_directories_are_made(rig: HistoryRig, tmp_path: Path, target: str) -> None:
-    """A target may lie in directories that are not there yet."""
+    """Missing parent directories of a target are made."""
     path = tmp_path / "a" / "b" / "state"
     assert _fill(recover(rig.log), target, path) == 50
     assert path.exists()
@@ -100,7 +100,7 @@ def test_missing_directories_are_made(rig: HistoryRig, tmp_path: Path, target: s
 def test_a_directory_in_the_way_is_refused_before_anything_is_read(
     rig: HistoryRig, tmp_path: Path, target: str
 ) -> None:
-    """Neither a run nor the tail is read for a target that cannot be made, and no lease is left."""
+    """A directory in the target's place is refused before a run or the tail is read, and no lease is left."""
     (tmp_path / "state" / "other").mkdir(parents=True)
     recovery = recover(rig.log)
     rig.log.store.delete(rig.manifests[0].runs[0].path)
@@ -111,7 +111,7 @@ def test_a_directory_in_the_way_is_refused_before_anything_is_read(
 
 @pytest.mark.parametrize("target", TARGETS)
 def test_a_place_that_nobody_can_look_at_is_told(rig: HistoryRig, tmp_path: Path, target: str) -> None:
-    """A name that is too long, or one below a directory of others: by its path, before anything is read."""
+    """A name that is too long, or in another user's directory, is refused by its path before anything is read."""
     path = tmp_path / ("x" * 300)
     with pytest.raises(StoreUnavailable, match="File name too long") as refused:
         _fill(recover(rig.log), target, path)
@@ -123,7 +123,7 @@ def test_a_place_that_nobody_can_look_at_is_told(rig: HistoryRig, tmp_path: Path
 
 @pytest.mark.parametrize("target", [*TARGETS, "whole_file"])
 def test_what_is_no_file_stays(rig: HistoryRig, tmp_path: Path, target: str) -> None:
-    """A pipe, or a device as /dev/null, is not replaced by a file, and nothing lies beside it; nor is a link to one."""
+    """A pipe or a link to one is refused as a target. It is not replaced, and nothing is made next to it."""
     pipe, link = tmp_path / "pipe", tmp_path / "link"
     os.mkfifo(pipe)
     link.symlink_to(pipe)
@@ -139,7 +139,7 @@ def test_what_is_no_file_stays(rig: HistoryRig, tmp_path: Path, target: str) -> 
 
 @pytest.mark.parametrize("target", TARGETS)
 def test_a_place_that_cannot_be_written_to_is_told_as_that(rig: HistoryRig, tmp_path: Path, target: str) -> None:
-    """The hint of a local error is about this machine, not about the store."""
+    """An unwritable target is a local error whose hint is about this machine, and not about the store."""
     (tmp_path / "file").write_bytes(b"x")
     with pytest.raises(StoreUnavailable) as caught:
         _fill(recover(rig.log), target, tmp_path / "file" / "state")
@@ -148,34 +148,34 @@ def test_a_place_that_cannot_be_written_to_is_told_as_that(rig: HistoryRig, tmp_
 
 
 class _Counted(io.BytesIO):
-    """A file of the store that counts what is read of it."""
+    """A file of the store that counts the bytes that are read."""
 
     def __init__(self, data: bytes, counts: list[int]) -> None:
         super().__init__(data)
         self._counts = counts
 
     def read(self, size: int | None = -1, /) -> bytes:
-        """As any file."""
+        """Read and count."""
         data = super().read(size)
         self._counts.append(len(data))
         return data
 
 
 class _CountedStore(MemoryStore):
-    """A store whose opened files count."""
+    """A store that counts reads of its files."""
 
     def __init__(self, counts: list[int]) -> None:
         super().__init__(MemoryDisk(lambda: 1000.0), "rig")
         self._counts = counts
 
     def open(self, path: str) -> AbstractContextManager[BinaryIO]:
-        """A file that counts."""
+        """Open a file that counts."""
         return _Counted(self.read(path), self._counts)
 
 
 @pytest.mark.parametrize("ordered", [False, True])
 def test_only_the_wanted_row_groups_are_read(*, ordered: bool) -> None:
-    """Of a run, a recovery of one key group reads the bytes of its row groups and the footer, and not one more."""
+    """A recovery of one key group reads its row groups and the footer of a run, and not one byte more."""
     read: list[int] = []
 
     rig = history_rig(store=_CountedStore(read))

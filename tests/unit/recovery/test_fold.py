@@ -1,4 +1,4 @@
-"""The fold in Arrow keeps the last change per key, however its input is cut, joined and piled up."""
+"""The fold in Arrow retains the last change per key, however its input is cut, joined and accumulated."""
 
 from typing import Any
 
@@ -39,7 +39,7 @@ def _as_dict(tables: list[pa.Table]) -> dict[tuple[int, bytes], Any]:
 @settings(deadline=None)
 @given(_stretches, st.booleans(), st.sampled_from([1, 20, 1 << 30]))
 def test_newest_is_the_last_change_per_key(stretches: list[list[_Row]], keep_deletes: bool, max_key_bytes: int) -> None:
-    """With and without deletes, and also when the keys have to be compared in several slices."""
+    """The last change per key remains, with and without deletes, also if the keys are compared in several slices."""
     found = newest(_tables(stretches), keep_deletes=keep_deletes, max_key_bytes=max_key_bytes)
     assert _as_dict(found) == _naive(stretches, keep_deletes=keep_deletes)
 
@@ -47,7 +47,7 @@ def test_newest_is_the_last_change_per_key(stretches: list[list[_Row]], keep_del
 @settings(deadline=None)
 @given(_stretches, st.sampled_from([1, 100, 1 << 20]))
 def test_a_tail_that_is_folded_on_the_way_is_the_same_tail(stretches: list[list[_Row]], fold_bytes: int) -> None:
-    """Whenever it is folded, the deletes stay and the last change per key comes out."""
+    """A tail folded at any time retains its deletes and the last change per key."""
     tail = MemoryTail(fold_bytes=fold_bytes)
     for rows in stretches:
         tail.add(0, rows_batch(rows))
@@ -58,7 +58,7 @@ def test_a_tail_that_is_folded_on_the_way_is_the_same_tail(stretches: list[list[
 @settings(deadline=None)
 @given(_stretches, st.sampled_from([1, 100, 1 << 20]), st.sampled_from([1, 100, 1 << 30]))
 def test_a_tail_comes_out_sorted_or_live(stretches: list[list[_Row]], fold_bytes: int, most_bytes: int) -> None:
-    """By (key group, key) with its deletes, also if it is sorted in parts; or in no order without them."""
+    """A tail is sorted by key group and key with its deletes, also in parts, or unordered without them."""
     tails = [MemoryTail(fold_bytes=fold_bytes) for _ in range(2)]
     for tail in tails:
         for rows in stretches:
@@ -70,19 +70,19 @@ def test_a_tail_comes_out_sorted_or_live(stretches: list[list[_Row]], fold_bytes
 
 
 def test_a_table_that_keeps_all_rows_is_not_copied() -> None:
-    """A run that nothing replaces goes through as it is."""
+    """A run without replaced rows passes through without a copy."""
     (table,) = _tables([[(0, 0, b"%d" % i, b"v") for i in range(3000)]])
     assert newest([table], keep_deletes=False)[0] is table
 
 
 def test_many_small_tables_become_few() -> None:
-    """The cost of a table is not paid for every small chunk."""
+    """Many small tables are combined, so that small chunks do not cost a table each."""
     tables = _tables([[(0, 0, b"%d" % i, b"v")] for i in range(200)])
     assert len(newest(tables, keep_deletes=False)) <= 4
 
 
 def test_select_keeps_only_wanted_key_groups() -> None:
-    """In order, and without a copy if all are wanted."""
+    """Rows of wanted key groups are selected in order, without a copy if all are wanted."""
     batch = rows_batch([(3, 0, b"a", b""), (1, 0, b"b", b""), (3, 0, b"c", b"")])
     assert select_key_groups(batch, {3}).column("key").to_pylist() == [b"a", b"c"]
     assert select_key_groups(batch, range(4)) is batch

@@ -1,4 +1,4 @@
-"""Followers and recoveries whose broker or store is away for a moment: they ask again, and lose nothing meanwhile."""
+"""Followers and recoveries retry while their broker or store is away for a moment, and lose nothing."""
 
 import threading
 from collections.abc import Generator
@@ -30,7 +30,7 @@ _PATIENCE_S = 30.0
 
 @contextmanager
 def _live(rig: HistoryRig, now: list[float]) -> Generator[CommitFeed]:
-    """Commits behind the present state, by a clock of the test's own."""
+    """Return a stream of commits behind the present state, by the test's own clock."""
     settings = RecoverySettings(stall_timeout_s=30.0)
     with (
         recover(rig.log) as recovery,
@@ -41,12 +41,12 @@ def _live(rig: HistoryRig, now: list[float]) -> Generator[CommitFeed]:
 
 
 def test_a_broker_that_is_away_is_asked_again_until_the_stall_timeout_is_over() -> None:
-    """A poll without an answer brings nothing, and commits of that time come later; a lasting silence is the error."""
+    """A poll without an answer brings nothing, and its commits come later. A longer silence raises."""
     cluster, now = MemoryCluster(), [1000.0]
     rig = history_rig(kafka=MemoryKafka(cluster=cluster))
     with Writer(rig.log, "w") as writer, _live(rig, now) as live:
         assert live.commits() == []
-        now[0] = 1060.0  # An idle follower's time does not count: it had its answer.
+        now[0] = 1060.0  # An idle follower's time does not count, since it was answered.
         cluster.set_down(is_down=True)
         for now[0] in (1061.0, 1070.0, 1090.0):
             assert live.commits() == []
@@ -64,7 +64,7 @@ def test_a_broker_that_is_away_is_asked_again_until_the_stall_timeout_is_over() 
 
 @pytest.mark.parametrize("after", [0, 1, 2])
 def test_a_tail_goes_on_where_its_broker_broke_off(after: int) -> None:
-    """Every change set of a tail is read once, whole and verified, though each reader breaks in its middle."""
+    """Every change set of a tail is read once, whole and verified, although each reader breaks off in its middle."""
     cluster = MemoryCluster()
     rig = history_rig(kafka=MemoryKafka(cluster=cluster), partitions=1)
     with Writer(rig.log, "w") as writer:
@@ -78,7 +78,7 @@ def test_a_tail_goes_on_where_its_broker_broke_off(after: int) -> None:
 
 
 def test_a_broker_that_stays_away_ends_a_tail() -> None:
-    """Without any record for `stall_timeout_s` the error of the last try is raised as it is."""
+    """Without a record for `stall_timeout_s`, the last error is raised unchanged."""
     cluster = MemoryCluster()
     rig = history_rig(kafka=MemoryKafka(cluster=cluster))
     with Writer(rig.log, "w") as writer:
@@ -91,7 +91,7 @@ def test_a_broker_that_stays_away_ends_a_tail() -> None:
 
 
 class _Away:
-    """A store on a disk, which answers nothing while `is_away`. `after_lease`: it goes once a first lease was put."""
+    """A store on a disk that does not answer while `is_away`. With `after_lease` it goes away after the first lease."""
 
     def __init__(self, *, after_lease: bool = False) -> None:
         self.is_away = False
@@ -109,7 +109,7 @@ class _Away:
 
 
 def test_a_typed_follower_asks_the_store_for_nothing_that_it_knows() -> None:
-    """Commits whose value schema is known come out while the store does not answer."""
+    """Commits whose value schema is known do not need the store."""
     away, now = _Away(), [1000.0]
     rig = history_rig(store=MemoryStore(MemoryDisk(lambda: now[0]), "rig", faults=away), value_schema=_VALUE)
     with Writer(rig.log, "w") as writer:
@@ -129,7 +129,7 @@ def test_a_typed_follower_asks_the_store_for_nothing_that_it_knows() -> None:
 
 
 def test_a_new_value_schema_is_waited_for_while_the_lease_stands() -> None:
-    """A commit of a schema that the store cannot give yet is read later, in the new columns, never lost."""
+    """A commit whose schema the store cannot give yet is read later, in the new columns, and never lost."""
     away, now = _Away(), [1000.0]
     disk = MemoryDisk(lambda: now[0])
     rig = history_rig(store=MemoryStore(disk, "rig"), value_schema=_VALUE)
@@ -159,7 +159,7 @@ def test_a_new_value_schema_is_waited_for_while_the_lease_stands() -> None:
 
 
 def test_the_lease_of_a_follower_is_tried_again_while_that_of_its_state_stands() -> None:
-    """A store that goes away between the state and the first commit ends no follower."""
+    """A store that goes away between the state and the first commit does not end a follower."""
     away, now = _Away(after_lease=True), [1000.0]
     rig = history_rig(store=MemoryStore(MemoryDisk(lambda: now[0]), "rig", faults=away))
     with Writer(rig.log, "w") as writer:

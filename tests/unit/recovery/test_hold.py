@@ -1,4 +1,4 @@
-"""Leases on the store: written before use, renewed at most every third of their time, removed at the end."""
+"""Leases are written before use, renewed at most every third of their time, and removed at the end."""
 
 from pathlib import Path
 
@@ -19,7 +19,7 @@ _TERMS = Terms("test", 30.0)
 
 
 class _Scene:
-    """A store with a clock that the test moves, and a switch that makes every write fail."""
+    """A store with a clock that the test moves, and with a switch that fails every write."""
 
     def __init__(self) -> None:
         self.now_s = 500.0
@@ -40,7 +40,7 @@ class _Scene:
 
 
 def test_a_lease_lies_on_the_store_while_it_is_held() -> None:
-    """Nothing before, one with all facts inside, nothing after."""
+    """A lease with all facts is on the store while it is held, and neither before nor after."""
     scene = _Scene()
     assert list_leases(scene.store) == []
     with scene.hold():
@@ -53,7 +53,7 @@ def test_a_lease_lies_on_the_store_while_it_is_held() -> None:
 
 
 def test_a_fork_leaves_its_parents_lease_alone(tmp_path: Path) -> None:
-    """A child that leaves the parent's context, as one that ends inside a read of changes does, removes nothing."""
+    """A child that leaves its parent's context, as at the end of reading changes, does not remove the lease."""
     store = LocalStore(tmp_path, "log")
     with Hold(store, _TERMS).claim(Needs(7, {0: 5}, 3)) as hold:
         assert in_fork(hold.close) == 0
@@ -62,7 +62,7 @@ def test_a_fork_leaves_its_parents_lease_alone(tmp_path: Path) -> None:
 
 
 def test_renewing_is_cheap_and_keeps_the_lease_alive() -> None:
-    """Renewed every second for ten lives, it is written every third of its time and never expires."""
+    """A lease renewed every second for ten times its life is written every third of its time, and never expires."""
     scene = _Scene()
     with scene.hold() as hold:
         for _ in range(300):
@@ -74,7 +74,7 @@ def test_renewing_is_cheap_and_keeps_the_lease_alive() -> None:
 
 
 def test_the_store_is_asked_for_its_time_once_a_lease_is_renewed() -> None:
-    """Once, and not before: most leases are never renewed. The cap counts from when the lease was made all the same."""
+    """The store's time is asked for once, at the first renewal. The cap still counts from when the lease was made."""
     scene = _Scene()
     with scene.hold() as hold:
         assert scene.clocks == 0
@@ -90,7 +90,7 @@ def test_the_store_is_asked_for_its_time_once_a_lease_is_renewed() -> None:
 
 
 def test_a_renewal_carries_what_is_needed_by_then() -> None:
-    """New offsets and a new position are in the lease with the next renewal; its creation time stays."""
+    """The next renewal writes new offsets and position, and retains the creation time."""
     scene = _Scene()
     with scene.hold() as hold:
         scene.now_s += 10.0
@@ -101,7 +101,7 @@ def test_a_renewal_carries_what_is_needed_by_then() -> None:
 
 
 def test_what_was_held_is_held_when_the_next_claim_fails() -> None:
-    """Its renewals say so, too: what was claimed in vain was never looked for."""
+    """A failed claim leaves the lease as it was, and renewals repeat only the earlier claim."""
     scene = _Scene()
     hold = scene.hold()
     scene.down = True
@@ -114,7 +114,7 @@ def test_what_was_held_is_held_when_the_next_claim_fails() -> None:
 
 
 def test_a_failed_renewal_is_borne_while_the_lease_stands() -> None:
-    """A store that does not answer matters only once the lease has run out; when it answers again, all is well."""
+    """A failing renewal matters only once the lease has expired. After the store answers again, all is well."""
     scene = _Scene()
     with scene.hold() as hold:
         scene.down = True
@@ -131,7 +131,7 @@ def test_a_failed_renewal_is_borne_while_the_lease_stands() -> None:
 
 
 def test_a_lease_that_cannot_be_written_is_not_held() -> None:
-    """To hold raises, and leaves nothing to remove."""
+    """A lease that cannot be written raises, and leaves nothing to remove."""
     scene = _Scene()
     scene.down = True
     with pytest.raises(StoreUnavailable):
@@ -141,7 +141,7 @@ def test_a_lease_that_cannot_be_written_is_not_held() -> None:
 
 
 def test_a_lease_that_cannot_be_removed_is_told_and_left_to_expire() -> None:
-    """Leaving warns and does not raise: the work under the lease is done."""
+    """A lease that cannot be removed is a warning and expires: the work under it is done."""
     scene = _Scene()
     hold = scene.hold()
     scene.down = True
@@ -153,7 +153,7 @@ def test_a_lease_that_cannot_be_removed_is_told_and_left_to_expire() -> None:
 
 
 def test_a_damaged_lease_is_told_and_left_out() -> None:
-    """One unreadable lease hides no other."""
+    """An unreadable lease is reported and hides no other."""
     scene = _Scene()
     with scene.hold() as hold:
         scene.store.put("leases/broken.avro", b"not a lease")
@@ -165,7 +165,7 @@ def test_a_damaged_lease_is_told_and_left_out() -> None:
 
 @pytest.mark.parametrize("error", [StoreRefused("no right"), StorageFull("no room")])
 def test_a_store_that_takes_no_lease_costs_the_lease_and_a_warning(error: Exception) -> None:
-    """Who may not write, or finds no room, goes on without one: nothing to renew, nothing to remove."""
+    """A reader that may not write, or finds no room, continues with a warning and without a lease."""
     scene = _Scene()
 
     def refuse(method: str, _path: str) -> None:
@@ -181,7 +181,7 @@ def test_a_store_that_takes_no_lease_costs_the_lease_and_a_warning(error: Except
 
 
 def test_a_lease_that_nobody_wants_asks_the_store_for_nothing() -> None:
-    """Not wanted, it writes nothing and warns of nothing."""
+    """Without a wish for a lease, nothing is written, and nothing warns."""
     scene = _Scene()
     asked = list[str]()
     store = MemoryStore(scene.disk, "log", faults=lambda method, _path: asked.append(method))

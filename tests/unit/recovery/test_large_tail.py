@@ -1,4 +1,4 @@
-"""A tail of large values: more than one Arrow array holds, and not copied more often than it has to be."""
+"""A tail of large values may exceed an Arrow array, and is copied as little as possible."""
 
 from collections.abc import Iterator
 from typing import Any, cast
@@ -34,7 +34,7 @@ def _table(number: int, values: pa.Array = _VALUES) -> pa.Table:
 
 
 def test_rows_of_more_text_than_an_array_holds_are_not_joined() -> None:
-    """However few they are: of one key group, and 2.5 GiB."""
+    """Rows with 2.5 GiB of text in one key group are not joined, however few they are."""
     tables = [_table(number) for number in range(40)]
     before = pa.total_allocated_bytes()
     kept = newest([*tables, _table(0)], keep_deletes=False)
@@ -44,7 +44,7 @@ def test_rows_of_more_text_than_an_array_holds_are_not_joined() -> None:
 
 
 def test_keys_of_one_key_group_are_compared_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As many as one array may hold, where they are more in a single key group."""
+    """The keys of one key group are compared in parts that fit an array."""
     compared: list[int] = []
 
     def counted(groups: pa.Array, keys: pa.Array) -> Any:
@@ -60,7 +60,7 @@ def test_keys_of_one_key_group_are_compared_in_parts(monkeypatch: pytest.MonkeyP
 
 
 def test_rows_of_a_table_that_is_too_large_to_join() -> None:
-    """In any order, with any of them twice; Arrow's own call fails, however few are asked for."""
+    """Rows of a table that is too large to join are taken in any order, also repeatedly. Arrow's own call fails."""
     table = pa.concat_tables([_table(number) for number in range(40)])
     wanted = np.array([2559, 0, 64, 2559, 63, 1300], np.int64)
     with pytest.raises(pa.ArrowInvalid, match="overflow"):
@@ -75,7 +75,7 @@ def test_rows_of_a_table_that_is_too_large_to_join() -> None:
 
 @pytest.mark.soak
 def test_a_dictionary_that_stands_for_more_than_an_array_holds_is_refused() -> None:
-    """One text of a megabyte, 2,200 times, is small until it is written out: the writer says so, and takes fewer."""
+    """A dictionary whose expanded text exceeds an array is refused by the writer: 2,200 times a megabyte."""
     rig = history_rig(key_groups=1, partitions=1, value_schema=_AVSC)
     text: pa.Array = cast("Any", pa.DictionaryArray).from_arrays(
         pa.array(np.zeros(2200, np.int32)), pa.array(["x" * _MIB])
@@ -94,8 +94,8 @@ def test_a_dictionary_that_stands_for_more_than_an_array_holds_is_refused() -> N
 
 @pytest.fixture
 def pool() -> Iterator[pa.MemoryPool]:
-    """Counts what this test has of Arrow: the usual pool knows the most of the whole process."""
-    arrow: Any = pa  # Whose stubs lack them.
+    """Return an Arrow memory pool for this test alone: the usual one's maximum covers the whole process."""
+    arrow: Any = pa  # Its stubs lack them.
     usual = pa.default_memory_pool()
     arrow.set_memory_pool(counted := arrow.proxy_memory_pool(usual))
     yield counted
@@ -103,7 +103,7 @@ def pool() -> Iterator[pa.MemoryPool]:
 
 
 def test_large_rows_are_sorted_a_few_at_a_time(pool: pa.MemoryPool) -> None:
-    """There are the rows and a sorted copy of them, and no third copy while they are sorted."""
+    """Sorting large rows holds the rows and their sorted copy, and no third copy."""
     tail, texts = MemoryTail(fold_bytes=1 << 30), np.random.default_rng(7)
     for number in range(96):
         text = pa.array([texts.bytes(_MIB).hex()])
@@ -127,7 +127,7 @@ def test_large_rows_are_sorted_a_few_at_a_time(pool: pa.MemoryPool) -> None:
 @pytest.mark.soak
 @pytest.mark.parametrize("is_behind", [False, True], ids=["tail", "behind a snapshot"])
 def test_two_gigabytes_of_text_in_the_tail(is_behind: bool) -> None:
-    """Every target in memory has it, in one key group, without a snapshot and behind one."""
+    """Every in-memory target holds two gigabytes of text in one key group, with and without a snapshot."""
     rig = history_rig(key_groups=1, partitions=1, value_schema=_AVSC)
     with Writer(rig.log, "w") as writer:
         if is_behind:

@@ -1,4 +1,4 @@
-"""Plans: what is read for which key groups, and whether the log holds it."""
+"""Plans say what is read for which key groups, and whether the log still holds it."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -43,7 +43,7 @@ _LOG = Descriptor(
 
 
 def _run(number: int, start: int, end: int, spans: list[tuple[int, int]]) -> RunRef:
-    """A run whose row groups span these key groups, 10 rows and 100 bytes each."""
+    """Return a run whose row groups span these key groups, with 10 rows and 100 bytes each."""
     groups = tuple(RowGroupSpan(first, stop, 10, 4 + 100 * i, 100, 0) for i, (first, stop) in enumerate(spans))
     return RunRef(
         path=f"runs/run-{number}.parquet",
@@ -104,7 +104,7 @@ def _offsets(
 
 
 def test_all_key_groups_read_everything() -> None:
-    """Without a restriction every row group and every committed range behind the snapshot is read."""
+    """All key groups read every row group, and every committed range behind the snapshot."""
     plan = _plan()
     assert [(part.run.path, part.row_groups) for part in plan.runs] == [
         ("runs/run-1.parquet", (0, 1)),
@@ -117,7 +117,7 @@ def test_all_key_groups_read_everything() -> None:
 
 
 def test_key_groups_prune_runs_row_groups_and_partitions() -> None:
-    """Key group 9 is in the second half of the first run, and in partition 2, which has no tail."""
+    """Key group 9 needs the second half of the first run, and partition 2, which has no tail."""
     plan = _plan({9})
     assert [(part.run.path, part.row_groups) for part in plan.runs] == [("runs/run-1.parquet", (1,))]
     assert plan.partitions == (2,)
@@ -127,7 +127,7 @@ def test_key_groups_prune_runs_row_groups_and_partitions() -> None:
 @settings(deadline=None)
 @given(st.sets(st.integers(0, 15)))
 def test_pruning_never_drops_what_is_wanted(wanted: set[int]) -> None:
-    """Every wanted key group is in a partition that is read and in all row groups that span it; no more is read."""
+    """The plan reads exactly the partitions and row groups that may hold a wanted key group."""
     plan = _plan(wanted)
     for partition in range(4):
         holds_one = bool(wanted & set(key_groups_of_partition(partition, 4, 16)))
@@ -140,13 +140,13 @@ def test_pruning_never_drops_what_is_wanted(wanted: set[int]) -> None:
 
 
 def test_a_plan_without_a_snapshot_reads_the_log() -> None:
-    """Before the first manifest all of the state is replayed."""
+    """Before the first manifest, the whole state is replayed."""
     plan = make_plan(_LOG, None, Folded(_state(3, {0: 2}), Place(3)), [_commit(0, 0, 2)], None)
     assert (plan.runs, plan.manifest_number, plan.base_position, plan.next_offsets) == ((), 0, 0, {0: 0})
 
 
 def test_key_groups_of_another_log_are_refused() -> None:
-    """Numbers from 0 to below the count, in any order, repeated or not; nothing else."""
+    """Key groups are numbers below the log's count, in any order, also repeated. All others are refused."""
     assert wanted_key_groups(None, _LOG) is None
     assert wanted_key_groups([3, 3, 1], _LOG) == frozenset({1, 3})
     for strange in (-1, 16):
@@ -155,12 +155,12 @@ def test_key_groups_of_another_log_are_refused() -> None:
 
 
 def test_a_log_that_holds_it_all_passes() -> None:
-    """Starts at what is read first and ends at what is committed are enough."""
+    """A log passes whose starts and ends cover what is read and committed."""
     check_reach(_plan(), _offsets(), "log")
 
 
 def test_a_start_above_what_is_read_is_offset_gone() -> None:
-    """Only partitions with a tail to read count, and only for key groups that are wanted."""
+    """A start above the first offset to read is OffsetGone, but only where a wanted key group has a tail."""
     with pytest.raises(OffsetGone) as caught:
         check_reach(_plan(), _offsets(starts=(6, 5, 5, 6)), "log")
     assert (caught.value.facts["partition"], caught.value.facts["needed_offset"]) == (0, 5)
@@ -169,7 +169,7 @@ def test_a_start_above_what_is_read_is_offset_gone() -> None:
 
 
 def test_an_end_below_what_is_committed_is_beyond_the_end() -> None:
-    """In the ledger and in every partition that is looked at, unless all of the gap was given up."""
+    """An end below a commit is BeyondEnd, in the ledger and each checked partition, unless the loss was accepted."""
     with pytest.raises(BeyondEnd):
         check_reach(_plan(), _offsets(ledger=(10, 11)), "log")
     short = _offsets(ends=(7, 5, 5, 9))
@@ -183,7 +183,7 @@ def test_an_end_below_what_is_committed_is_beyond_the_end() -> None:
 
 
 def test_a_time_is_one_that_has_a_name() -> None:
-    """What is behind all names is one in microseconds: by it the newest state would be meant."""
+    """A time must be one of the years 1970 to 9999. A number of microseconds would mean the newest state."""
     assert str(AtTime(0)) == "time 1970-01-01T00:00:00.000+00:00"
     assert str(AtTime(253_402_300_799_999)).startswith("time 9999-12-31T23:59:59.")
     for strange in (-1, 253_402_300_800_000, 1_769_860_800_000_000):
@@ -192,7 +192,7 @@ def test_a_time_is_one_that_has_a_name() -> None:
 
 
 def test_where_a_truncated_ledger_begins_a_snapshot_says_what_stood_below(tmp_path: Path) -> None:
-    """So whoever begins there notices a ledger that was made anew, as one that begins at a record does."""
+    """Where the ledger was truncated, the snapshot knows the record below, so a re-created ledger is noticed."""
     twin = TwinLog()
     for number in range(4):
         twin.write({b"k": b"%d" % number})
@@ -210,8 +210,9 @@ def test_where_a_truncated_ledger_begins_a_snapshot_says_what_stood_below(tmp_pa
 @pytest.mark.usefixtures("busy_ledger")
 @pytest.mark.parametrize(("is_committed", "is_accepted"), [(False, False), (True, True), (True, False)])
 def test_changes_begin_where_nothing_is_missed(is_committed: bool, is_accepted: bool, tmp_path: Path) -> None:
-    """Records of one partition are gone, by their age, say. If a commit lists them, and nobody gave them up, there is
-    no position behind which nothing is missed, and it is told; else what is left is not left out.
+    """Changes begin where none is missing.
+
+    If a commit lists deleted records that nobody accepted as lost, there is no such position.
     """
     twin = TwinLog(partitions=2)
     with twin.open() as log:

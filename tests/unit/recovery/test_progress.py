@@ -26,33 +26,33 @@ def _report(bytes_done: int, elapsed_s: float, loaded: float = 0.0, *, bytes_tot
 
 
 def test_rate_and_remaining_time_follow_from_what_was_done() -> None:
-    """Half of the bytes in two seconds is 250 bytes a second; loading is as much again, so six seconds are left."""
+    """Half of the bytes in two seconds are 250 bytes a second. Loading takes as much again, so six seconds remain."""
     progress = _report(500, 2.0)
     assert (progress.rate_bytes_s, progress.eta_s, progress.fraction) == (250.0, 6.0, 0.25)
 
 
 def test_what_was_read_is_not_done_before_it_was_loaded() -> None:
-    """All bytes are half of the whole; with them, half of the key groups are three quarters."""
+    """Reading all bytes is half of the work. Loading half of the key groups makes three quarters."""
     assert (_report(1000, 2.0).fraction, _report(1000, 2.0).eta_s) == (0.5, 2.0)
     assert _report(1000, 3.0, 0.5).fraction == pytest.approx(0.75)
     assert _report(1000, 4.0, 1.0).eta_s == pytest.approx(0.0)
 
 
 def test_before_the_first_byte_nothing_is_promised() -> None:
-    """Without a byte or without time there is no remaining time."""
+    """Without a byte or without time, no remaining time is given."""
     assert _report(0, 5.0).eta_s is None
     assert _report(0, 0.0).eta_s is None
 
 
 def test_an_empty_log_is_done_at_once() -> None:
-    """With nothing to read and nothing to load, all of it is done and no time remains."""
+    """An empty log is done at once, and no time remains."""
     progress = _report(0, 0.0, 1.0, bytes_total=0)
     assert (progress.fraction, progress.eta_s) == (1.0, 0.0)
 
 
 @given(st.integers(0, 5000), st.floats(-10, 1e6), st.floats(0, 2))
 def test_a_report_is_never_past_the_end(bytes_done: int, elapsed_s: float, loaded: float) -> None:
-    """Whatever is counted and whatever the clock does, done stays below the total and no time is negative."""
+    """Whatever the counts and the clock, done stays below the total and no time is negative."""
     progress = _report(bytes_done, elapsed_s, loaded)
     assert 0 <= progress.bytes_done <= progress.bytes_total
     assert 0 <= progress.fraction <= 1

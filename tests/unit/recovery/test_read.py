@@ -28,7 +28,7 @@ TIMES = """{"type": "record", "name": "V", "fields": [
 
 @pytest.fixture
 def closed(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
-    """The names of the logs that are closed."""
+    """Return the names of the logs that were closed."""
     names, close = list[str](), Log.close
 
     def noted(self: Log) -> None:
@@ -43,7 +43,7 @@ def closed(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
 
 
 def test_a_notebook_reads_what_is_committed(closed: list[str], tmp_path: Path) -> None:
-    """Values as Python has them, or in columns, now or at an earlier commit. The owner goes on: nobody is fenced."""
+    """A notebook reads values or columns, of now or an earlier commit, without fencing the owner."""
     twin = Twin()
     options = statelog.LogOptions(key_type="string", value_schema=SCHEMA)
     with statelog.table("visits", twin.where(), create=options) as table:
@@ -69,7 +69,7 @@ def test_a_notebook_reads_what_is_committed(closed: list[str], tmp_path: Path) -
 
 @pytest.mark.parametrize("is_kept", [False, True])
 def test_values_come_in_one_form(tmp_path: Path, *, is_kept: bool) -> None:
-    """Maps are dicts, and times have one zone: before a commit, behind it, after a restart, and without the table."""
+    """Maps are dicts and times have one zone: before and behind a commit, after a restart, and without the table."""
     twin, at = Twin(), datetime(2026, 1, 2, 3, 4, 5, 6000, tzinfo=UTC)
     options = statelog.LogOptions(value_schema=TIMES)
     kept: dict[str, Any] = {"backend": "rocksdb", "directory": tmp_path} if is_kept else {}
@@ -87,7 +87,10 @@ def test_values_come_in_one_form(tmp_path: Path, *, is_kept: bool) -> None:
 
 
 def test_the_log_is_closed_with_what_reads_it(closed: list[str]) -> None:
-    """When that is closed, or dropped; a stream keeps it as long as it is read; and when nothing can be read."""
+    """The log is closed when its reader is closed or dropped, or nothing can be read.
+
+    A stream retains it while it is read.
+    """
     twin = Twin()
     with statelog.table("visits", twin.where(), create=True) as table:
         table[b"a"] = b"1"

@@ -1,4 +1,4 @@
-"""Recovery on the twins: kinds of keys and values, targets, facts, and what is refused."""
+"""Recovery on the twins: kinds of keys and values, targets, facts, and refusals."""
 
 import math
 import threading
@@ -43,7 +43,7 @@ def _filled(*, snapshot: bool = True) -> HistoryRig:
 
 
 def test_an_empty_log_has_an_empty_state() -> None:
-    """A log without a single commit recovers to nothing, in every target and with its columns."""
+    """A log without a commit recovers to nothing, in every target and with its columns."""
     log = history_rig().log
     recovery = recover(log)
     assert recovery.to_dict() == {}
@@ -53,7 +53,7 @@ def test_an_empty_log_has_an_empty_state() -> None:
 
 
 def test_a_time_that_python_lacks_is_told() -> None:
-    """It is there as a column; no dict has it, nor does the error come from within."""
+    """A time outside of Python's range is available as a column, and is a typed error as a dict."""
     far = pa.array([1 << 60]).cast(pa.timestamp("us", "UTC"))
     rig = history_rig(value_schema=avsc_of(field(MICROS, "at")))
     with Writer(rig.log, "w") as writer:
@@ -67,7 +67,7 @@ def test_a_time_that_python_lacks_is_told() -> None:
 
 
 def test_commits_and_meta_are_those_of_the_position() -> None:
-    """Last commits with metadata, and meta records, belong to the position that was recovered."""
+    """Last commits with metadata, and meta records, are those of the recovered position."""
     rig = _filled()
     newest, older = recover(rig.log), recover(rig.log, at=AtCheckpoint("w", 1))
     last, before = newest.last_commit("w"), older.last_commit("w")
@@ -83,7 +83,7 @@ def test_commits_and_meta_are_those_of_the_position() -> None:
 
 
 def test_a_final_commit_can_be_asked_for() -> None:
-    """A checkpoint whose commit ended its writer's row is found by its writer's name."""
+    """The final commit of a writer's ended sequence is found by the writer's name."""
     rig = history_rig()
     with Writer(rig.log, "w") as writer:
         rig.append(writer, [(b"a", b"1")])
@@ -95,7 +95,7 @@ def test_a_final_commit_can_be_asked_for() -> None:
 
 
 def test_a_quiet_commit_can_be_asked_for() -> None:
-    """A checkpoint that committed progress and no changes has a position, too."""
+    """A checkpoint that committed progress without changes has a position, too."""
     rig = history_rig()
     with Writer(rig.log, "w") as writer:
         first = rig.commit(writer, 1, [(b"a", b"1")])
@@ -104,7 +104,7 @@ def test_a_quiet_commit_can_be_asked_for() -> None:
 
 
 def test_what_is_not_there_is_not_found() -> None:
-    """An unknown writer, an unknown checkpoint and a position above the end name what there is."""
+    """An unknown writer, an unknown checkpoint or a position above the end is NotFound and names what exists."""
     rig = _filled()
     for at in (AtCheckpoint("x", 1), AtCheckpoint("w", 3), AtPosition(rig.end() + 1)):
         with pytest.raises(NotFound) as caught:
@@ -113,7 +113,7 @@ def test_what_is_not_there_is_not_found() -> None:
 
 
 def test_misuse_is_refused() -> None:
-    """Key groups that the log lacks, negative positions, settings without sense, and statistics before a target."""
+    """Key groups that the log lacks, negative positions, bad settings, and statistics before a target are refused."""
     rig = _filled()
     with pytest.raises(KeyGroupMismatch):
         recover(rig.log, key_groups=[8])
@@ -135,7 +135,7 @@ _NO_SETTINGS: list[dict[str, Any]] = [
     {"stall_timeout_s": "30"},
     {"progress_interval_s": None},
     {"value_schema_id": "1"},
-    {"spill_directories": "/"},  # A tuple of one lacks its comma easily; of a text, each letter is a directory.
+    {"spill_directories": "/"},  # A tuple of one easily lacks its comma. Of a text, each letter would be a directory.
     {"spill_directories": None},
     {"cache": "/tmp"},
 ]
@@ -143,20 +143,20 @@ _NO_SETTINGS: list[dict[str, Any]] = [
 
 @pytest.mark.parametrize("given", _NO_SETTINGS, ids=str)
 def test_settings_without_sense_are_refused(given: dict[str, Any]) -> None:
-    """When they are made, and by their name."""
+    """Bad settings are refused by name when they are made."""
     with pytest.raises(ConfigError, match=next(iter(given))):
         RecoverySettings(**given)
 
 
 @pytest.mark.parametrize("poll_s", [-1, math.nan, math.inf, "1", None])
 def test_a_pause_that_no_thread_can_make_is_refused(poll_s: Any) -> None:
-    """Before anything is opened: its thread would end with an error of its own, once it has nothing to read."""
+    """A pause that no thread can make is refused before anything is opened."""
     with pytest.raises(ConfigError, match="poll_s"):
         recover(_filled().log).follow(poll_s=poll_s)
 
 
 def test_no_changes_are_read_by_the_plan_of_a_state() -> None:
-    """Nor cut into tasks: there would be none, as if nothing had been committed."""
+    """The plan of a state refuses to read changes or to be cut into their tasks: it would seem empty."""
     rig = _filled()
     plan = recover(rig.log).plan
     with pytest.raises(Misuse, match="the plan is of a state"):
@@ -173,7 +173,7 @@ def test_no_key_groups_is_no_state() -> None:
 
 
 def test_statistics_count_what_was_read() -> None:
-    """Rows out, rows of runs and changes of the tail, and the number of plans."""
+    """Statistics count result rows, rows of runs, changes of the tail, and plans."""
     rig = _filled()
     recovery = recover(rig.log)
     state = recovery.to_dict()
@@ -186,7 +186,7 @@ def test_statistics_count_what_was_read() -> None:
 
 
 def test_recovering_writes_nothing_to_the_log() -> None:
-    """Data and ledger end where they ended before, and the store holds the files that it held."""
+    """Recovering leaves the ends of data and ledger, and the files on the store, unchanged."""
     rig = _filled()
     before = rig.log.data_offsets(), rig.end(), sorted(rig.log.store.list())
     assert recover(rig.log).to_dict() == recover(rig.log).to_dict() == rig.state_at(rig.end())
@@ -194,7 +194,7 @@ def test_recovering_writes_nothing_to_the_log() -> None:
 
 
 def test_progress_ends_at_the_whole() -> None:
-    """The last report is done, with all bytes and all changes, for some key groups as for all."""
+    """The last report is done, with all bytes and changes, for some key groups as for all."""
     for key_groups in (None, [1, 2]):
         reports: list[Progress] = []
         settings = RecoverySettings(progress_interval_s=0)
@@ -208,7 +208,7 @@ def test_progress_ends_at_the_whole() -> None:
 
 
 def test_parquet_is_sorted_and_replaces_whole(tmp_path: Path) -> None:
-    """The file holds the ordered table, replaces an older one, and leaves nothing else behind."""
+    """The Parquet file holds the ordered table, replaces an older file, and leaves nothing else."""
     rig, path = _filled(), tmp_path / "state.parquet"
     path.write_bytes(b"an older file")
     recovery = recover(rig.log)
@@ -221,7 +221,7 @@ def test_parquet_is_sorted_and_replaces_whole(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("key_type", "keys"), [("string", ["a", "ü", "a\0"]), ("long", [-1, 0, 2**62, -(2**63)])])
 def test_keys_of_every_type(key_type: str, keys: list[object]) -> None:
-    """Keys come back as they went in, and in their native order."""
+    """Keys come back unchanged, in their native order."""
     rig = history_rig(key_type=key_type)
     with Writer(rig.log, "w") as writer:
         rig.commit(writer, 1, [(key, b"1") for key in keys])
@@ -256,7 +256,7 @@ def test_values_are_converted_to_the_newest_schema() -> None:
 
 
 def test_an_older_value_schema_can_be_asked_for_while_it_can_read() -> None:
-    """A state of the first schema only can be read as the first schema after a second one was added."""
+    """A state with values of the first schema only can be read in it, even after a second one was added."""
     rig = history_rig(value_schema=_V1)
     with Writer(rig.log, "w") as writer:
         rig.commit(writer, 1, [(b"a", {"n": 1})])
@@ -265,7 +265,7 @@ def test_an_older_value_schema_can_be_asked_for_while_it_can_read() -> None:
 
 
 def test_keys_of_a_caller_hashed_log_are_told_apart_by_group() -> None:
-    """One key in two key groups is two keys, and the dict shows both."""
+    """One key in two key groups is two keys, and the dict has both."""
     rig = history_rig(hash_rule="caller")
     with Writer(rig.log, "w") as writer:
         writer.append(0, b"a", b"zero")
@@ -275,7 +275,7 @@ def test_keys_of_a_caller_hashed_log_are_told_apart_by_group() -> None:
 
 
 def test_row_groups_are_read_at_the_same_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    """While one request for a run is not answered yet, another one is on its way."""
+    """While one request for a run is unanswered, another one is under way."""
     monkeypatch.setattr(run_reader, "PIECE_BYTES", 1)
     another, waited, read = threading.Event(), list[bool](), run_reader.RunReader.row_groups
 
@@ -299,7 +299,7 @@ def test_row_groups_are_read_at_the_same_time(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_sorted_targets_spill_a_large_tail(tmp_path: Path) -> None:
-    """Sorted targets spill a tail that is larger than `fold_bytes` through the files that the environment opens."""
+    """Sorted targets spill a tail above `fold_bytes` to files that the environment opens."""
     rig, disks = history_rig(), Disks()
     settings = RecoverySettings(fold_bytes=20_000, spill_directories=(tmp_path,))
     with Writer(rig.log, "w") as writer:
@@ -319,8 +319,9 @@ def test_sorted_targets_spill_a_large_tail(tmp_path: Path) -> None:
 @pytest.mark.usefixtures("busy_ledger")
 @pytest.mark.parametrize("how", ["dict", "tail", "ordered", "stream"])
 def test_progress_counts_loading(how: str) -> None:
-    """No report but the last says that all is done, and none goes back; what was read but not loaded is half, as is a
-    tail alone before it is folded.
+    """No report before the last is complete, and none goes back.
+
+    Reading without loading is half, as is an unfolded tail.
     """
     rig, seen = _filled(snapshot=how != "tail"), list[Progress]()
     recovery = recover(rig.log, settings=RecoverySettings(progress_interval_s=0.0), on_progress=seen.append)

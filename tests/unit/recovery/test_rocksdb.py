@@ -1,4 +1,4 @@
-"""Recovery into RocksDB: what a stranger finds in the database, and what happens when it cannot be made."""
+"""Recovery into RocksDB: what the database tells its reader, and how failures to make one are reported."""
 
 import io
 import json
@@ -48,7 +48,7 @@ def _names(directory: Path) -> list[str]:
 
 
 def test_a_database_says_what_it_is(tmp_path: Path) -> None:
-    """Log, position, commits and key groups stand in the database; key groups are ranges of its keys."""
+    """The database holds log, position, commits and key groups. Key groups are ranges of its keys."""
     rig = _filled()
     assert recover(rig.log, key_groups=[1, 2, 5]).to_rocksdb(tmp_path / "db") == len(rig.state_at(rig.end(), [1, 2, 5]))
     state = read_rocksdb_state(tmp_path / "db")
@@ -66,7 +66,7 @@ def test_a_database_says_what_it_is(tmp_path: Path) -> None:
 
 
 def test_a_database_has_filters(tmp_path: Path) -> None:
-    """Who asks for a key that is not there reads no data."""
+    """A filter answers reads of missing keys without reading data."""
     recover(_filled().log).to_rocksdb(tmp_path / "db")
     with rocksdict.Rdict(str(tmp_path / "db")) as database:
         told = str(database.property_value("rocksdb.aggregated-table-properties"))
@@ -81,7 +81,7 @@ def test_an_empty_state_is_a_database(tmp_path: Path) -> None:
 
 
 def test_typed_values_are_avro(tmp_path: Path) -> None:
-    """A value is read by anybody's Avro with the schema text that the database holds."""
+    """Any Avro reader can read a value with the schema text in the database."""
     rig = history_rig(value_schema=AVSC, key_type="long")
     expected = {-1: {"n": 2**40, "s": None}, 0: {"n": -1, "s": "ä"}, 7: {"n": 0, "s": ""}}
     with Writer(rig.log, "w") as writer:
@@ -96,7 +96,7 @@ def test_typed_values_are_avro(tmp_path: Path) -> None:
 
 
 def test_keys_of_a_caller_hashed_log_need_their_group(tmp_path: Path) -> None:
-    """One key in two key groups is two keys of the database; without a group there is no key."""
+    """One key in two key groups is two keys of the database. A lookup needs the group."""
     rig = history_rig(hash_rule="caller")
     with Writer(rig.log, "w") as writer:
         writer.append(0, b"a", b"zero")
@@ -114,7 +114,7 @@ def test_keys_of_a_caller_hashed_log_need_their_group(tmp_path: Path) -> None:
 
 
 def test_keys_lie_in_the_key_group_of_their_prefix(tmp_path: Path) -> None:
-    """The database says how many bytes key groups go by; one that lacks them gives no key a place."""
+    """The database says how many bytes of a key decide its key group. A shorter key is refused."""
     rig = history_rig(hash_rule="crc32-prefix", prefix_bytes=2)
     with Writer(rig.log, "w") as writer:
         rig.commit(writer, 1, [(b"ab", b"1"), (b"abc", b"2"), (b"b", b"3")])
@@ -129,7 +129,7 @@ def test_keys_lie_in_the_key_group_of_their_prefix(tmp_path: Path) -> None:
 
 
 def test_a_wrong_key_has_no_place(tmp_path: Path) -> None:
-    """A key of another type, or under a key group that is not its own, is refused."""
+    """A key of another type, or under another key group, is refused."""
     recover(_filled().log).to_rocksdb(tmp_path / "db")
     state = read_rocksdb_state(tmp_path / "db")
     own = int.from_bytes(state.key(b"a")[:2], "big")
@@ -141,7 +141,7 @@ def test_a_wrong_key_has_no_place(tmp_path: Path) -> None:
 
 
 def test_nothing_is_replaced(tmp_path: Path) -> None:
-    """A path that holds anything is refused before a byte is read; an empty directory becomes the database."""
+    """A path that holds anything is refused before a byte is read. An empty directory becomes the database."""
     rig = _filled()
     (tmp_path / "file").write_text("mine")
     (tmp_path / "full").mkdir()
@@ -158,7 +158,7 @@ def test_nothing_is_replaced(tmp_path: Path) -> None:
 
 
 def test_a_reading_that_fails_leaves_nothing(tmp_path: Path) -> None:
-    """An error in the middle of the rows goes out as it is, and no database and no partial one stays."""
+    """An error in the middle of the rows passes through, and neither a database nor a part of it remains."""
     made: list[list[str]] = []
 
     def fail(now: Progress) -> None:
@@ -175,7 +175,7 @@ def test_a_reading_that_fails_leaves_nothing(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("target", ["to_rocksdb", "to_parquet"])
 def test_what_a_kill_left_is_swept_by_the_next_of_that_name(tmp_path: Path, target: str) -> None:
-    """What lies beside the name while a target is made is removed if its owner is gone; of other names it is not."""
+    """An unfinished target next to the name is removed if its owner is gone. Those of other names remain."""
     left = tmp_path / f".state.{'0' * 32}.partial"
 
     def copy(_: Progress) -> None:
@@ -194,7 +194,7 @@ def test_what_a_kill_left_is_swept_by_the_next_of_that_name(tmp_path: Path, targ
 
 
 def test_what_comes_in_between_stays(tmp_path: Path) -> None:
-    """A directory that somebody fills under the name while the database is made is AlreadyExists, and untouched."""
+    """A directory that is filled under the name meanwhile is AlreadyExists, and is untouched."""
 
     def fill(_: Progress) -> None:
         (tmp_path / "db").mkdir(exist_ok=True)
@@ -217,7 +217,7 @@ def test_an_unwritable_place_is_told(tmp_path: Path) -> None:
 
 
 def test_without_the_library_the_extra_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without rocksdict both doors name the extra, before anything is read."""
+    """Without rocksdict, both entry points name the extra before anything is read."""
     monkeypatch.setitem(sys.modules, "rocksdict", None)
     for door in (lambda: recover(_filled().log).to_rocksdb(tmp_path / "db"), lambda: read_rocksdb_state(tmp_path)):
         with pytest.raises(ConfigError, match=r"statelog\[rocksdb\]"):
@@ -225,7 +225,7 @@ def test_without_the_library_the_extra_is_named(tmp_path: Path, monkeypatch: pyt
 
 
 def test_other_databases_say_nothing(tmp_path: Path) -> None:
-    """No database is NotFound, somebody else's is Corrupt, one of a newer statelog is UnknownFormat."""
+    """A missing database is NotFound, a foreign one Corrupt, and one of a newer statelog UnknownFormat."""
     with pytest.raises(NotFound):
         read_rocksdb_state(tmp_path)
     with rocksdict.Rdict(str(tmp_path / "other"), rocksdict.Options(raw_mode=True)) as database:
@@ -243,7 +243,7 @@ def test_other_databases_say_nothing(tmp_path: Path) -> None:
 def test_a_full_disk_is_told_as_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, free_bytes: int, kind: type[Unavailable]
 ) -> None:
-    """RocksDB may tell of the write behind the one that failed, and of that without a reason: the disk is asked."""
+    """A full disk is reported as such. RocksDB may report a later write without a reason, so the disk is asked."""
 
     def usage(_: object) -> SimpleNamespace:
         return SimpleNamespace(free=free_bytes)

@@ -1,4 +1,4 @@
-"""A snapshot that is read without Kafka: the state at its position, verified, and never taken for the newest one."""
+"""A snapshot read without Kafka is the verified state at its position, and is never presented as the newest state."""
 
 from pathlib import Path
 
@@ -20,13 +20,13 @@ from tests.support.told import told
 
 
 def open_snapshot(twin: TwinLog, at: At | None = None) -> Recovery:
-    """Somebody who has the store and nothing else."""
+    """Recover with the store alone."""
     return recover_snapshot("log", Where(None, MemoryStore(twin.disk, "log")), at=at)
 
 
 @pytest.fixture
 def twin(tmp_path: Path) -> TwinLog:
-    """A log with two snapshots of different states, and a commit behind the second."""
+    """Return a log with two snapshots of different states, and a commit behind the second."""
     twin = TwinLog()
     for name in (b"a", b"b"):
         twin.write({name: b"1", b"both": name})
@@ -39,7 +39,7 @@ def twin(tmp_path: Path) -> TwinLog:
 
 
 def test_the_newest_snapshot_is_read_alone(twin: TwinLog) -> None:
-    """State, position, and where each writer's source resumes; the lease is gone afterwards."""
+    """The newest snapshot gives the state, its position and each writer's last commit, and leaves no lease."""
     recovery = open_snapshot(twin)
     with twin.open() as log:
         newest = log.manifests.read(2)
@@ -50,7 +50,7 @@ def test_the_newest_snapshot_is_read_alone(twin: TwinLog) -> None:
 
 
 def test_every_target_takes_it(twin: TwinLog) -> None:
-    """As a stream, a table, and a part of it."""
+    """A snapshot fills a stream, a table, and a part by key groups."""
     rows: dict[object, object] = {}
     with open_snapshot(twin) as recovery, recovery.stream() as stream:
         stream.apply(lambda portion: rows.update({row["key"]: row["value"] for row in portion.changes.to_pylist()}))
@@ -63,7 +63,7 @@ def test_every_target_takes_it(twin: TwinLog) -> None:
 
 
 def test_an_older_one_is_named_by_its_position(twin: TwinLog) -> None:
-    """What is there is said where nothing fits."""
+    """An older snapshot is named by its position. If none fits, the error lists the positions."""
     with twin.open() as log:
         positions = [log.manifests.read(number).position for number in (1, 2)]
     assert open_snapshot(twin, AtPosition(positions[0])).to_dict() == {b"a": b"1", b"both": b"a"}
@@ -75,14 +75,14 @@ def test_an_older_one_is_named_by_its_position(twin: TwinLog) -> None:
 
 
 def test_nothing_is_followed(twin: TwinLog) -> None:
-    """Behind a snapshot there is nothing that could be known."""
+    """A snapshot cannot be followed, since later changes are unknown."""
     with pytest.raises(Misuse, match="alone"):
         open_snapshot(twin).follow()
     assert not twin.disk.files("log/leases/")
 
 
 def test_a_damaged_one_is_passed_over(twin: TwinLog) -> None:
-    """With a warning; and if all are, that is the error."""
+    """A damaged snapshot is skipped with a warning. If all are damaged, that is the error."""
     with twin.open() as log:
         first, second = (log.manifests.read(number).runs for number in (1, 2))
     fresh = {run.path: run for run in second if run.path not in {one.path for one in first}}
@@ -97,7 +97,7 @@ def test_a_damaged_one_is_passed_over(twin: TwinLog) -> None:
 
 
 def test_without_any_there_is_nothing_to_read() -> None:
-    """No snapshot yet, and no log at all."""
+    """Without a snapshot, or without a log, there is nothing to read."""
     twin = TwinLog()
     with pytest.raises(NotFound, match="no such snapshot"):
         open_snapshot(twin)
@@ -106,7 +106,7 @@ def test_without_any_there_is_nothing_to_read() -> None:
 
 
 def test_the_command_needs_no_broker(tmp_path: Path) -> None:
-    """`--snapshot` alone; it says that read without Kafka."""
+    """`--snapshot` needs no broker, and the output says that Kafka was not read."""
     root = str(tmp_path / "root")
     kafka = MemoryKafka()
     (tmp_path / "scratch").mkdir()

@@ -1,4 +1,4 @@
-"""The one external sort: the same tail in few streams and files, in bounded memory; and it counts what it holds.
+"""The one external sort: the same tail in few streams and files, in bounded and counted memory.
 
 Where memory is measured, the limits are scaled down by a thousand: 64 KiB instead of 64 MiB, and values up to a quarter
 of that.
@@ -34,7 +34,7 @@ def _rows(tables: list[pa.Table]) -> list[_Row]:
 
 
 def test_many_spilled_streams_become_few(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A tail of a hundred folds keeps a handful of streams and files, and the last change of each key, deletes too."""
+    """A tail of a hundred folds has a handful of streams and files, and the last change of each key, also deletes."""
     monkeypatch.setattr(module, "_AT_ONCE", 4)
     monkeypatch.setattr(module, "_LEAST_FRAME_BYTES", 4000)
     disks, expected, most = Disks(), dict[tuple[int, bytes], _Row](), 0
@@ -57,7 +57,7 @@ def test_many_spilled_streams_become_few(tmp_path: Path, monkeypatch: pytest.Mon
 
 
 def test_a_tail_that_is_closed_takes_no_more(tmp_path: Path) -> None:
-    """Closed by another thread in the middle of a spill, it refuses the rest, and nothing stays on the disk."""
+    """A tail that another thread closes during a spill refuses further chunks, and nothing remains on the disk."""
     disks = Disks()
     tail = _tail(disks, tmp_path, fold_bytes=10_000)
     closer = threading.Thread(target=tail.close)
@@ -72,7 +72,7 @@ def test_a_tail_that_is_closed_takes_no_more(tmp_path: Path) -> None:
 
 
 def test_small_chunks_count_with_what_they_hold() -> None:
-    """A chunk of one change is held as kilobytes, so it counts as such."""
+    """A chunk of one change occupies kilobytes, and counts as such."""
     pile, rows = PartitionChanges(), [(0, 0, b"%05d" % key, b"v") for key in range(50)]
     for number, row in enumerate(rows, 1):
         pile.add(rows_batch([row]))
@@ -81,7 +81,7 @@ def test_small_chunks_count_with_what_they_hold() -> None:
 
 
 def test_chunks_are_not_copied() -> None:
-    """What came is kept as it came, in its place."""
+    """Chunks are retained in place, without a copy."""
     pile, large = PartitionChanges(), rows_batch([(0, 0, b"b", b"x" * 100_000)])
     pile.add(rows_batch([(0, 0, b"a", b"1")]))
     pile.add(large)
@@ -111,7 +111,10 @@ def _table(keys: list[int], value_bytes: int, mark: int) -> pa.Table:
 def test_a_merge_holds_half_of_the_limit_whatever_the_values(
     value_bytes: int, count: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Batches as large as the limit, forty times: no step takes more than half of it, and the newest change wins."""
+    """No step of a merge takes more than half of the limit, with forty batches as large as that.
+
+    The newest change wins.
+    """
     largest = [0]
 
     def measured(tables: list[pa.Table], *, drop_deletes: bool) -> pa.Table:
@@ -141,7 +144,7 @@ def test_a_merge_holds_half_of_the_limit_whatever_the_values(
 
 
 def test_few_files_are_open_at_once(tmp_path: Path) -> None:
-    """However much is folded: a hundred spills never mean a hundred open files."""
+    """A hundred spills do not mean a hundred open files."""
     disks, most = Disks(), 0
     with _tail(disks, tmp_path) as tail:
         for turn in range(100):
@@ -154,7 +157,7 @@ def test_few_files_are_open_at_once(tmp_path: Path) -> None:
 
 
 def test_a_step_of_a_merge_takes_no_more_than_it_may() -> None:
-    """Tables of 64 KiB each, forty of them: a limit of 200 KB cuts what is taken, down to one row of each stream."""
+    """A limit of 200 KB cuts what is taken of forty tables of 64 KiB, down to one row of each stream."""
     tables = [_table(list(range(turn, 40 * 64, 40)), 1 << 10, turn) for turn in range(40)]
     pieces = list(merge_streams([[table] for table in tables], drop_deletes=False, most_bytes=200_000))
     assert max(piece.nbytes for piece in pieces) <= 200_000
@@ -162,7 +165,7 @@ def test_a_step_of_a_merge_takes_no_more_than_it_may() -> None:
 
 
 def test_cutting_by_bytes_keeps_the_order_and_ends_at_one_row() -> None:
-    """Rows of very different sizes: every slice is within the limit, or a single row."""
+    """Every slice of very different rows is within the limit, or is a single row."""
     table = pa.concat_tables([_table([1, 2], 10, 1), _table([3], 5000, 2), _table(list(range(4, 40)), 100, 3)])
     pieces = list(cut_by_bytes(table, 1000))
     assert pa.concat_tables(pieces).equals(table)

@@ -1,4 +1,4 @@
-"""The spill queue: what it refuses, what waits for what, who holds its files, and that they never have a name."""
+"""The spill queue: bad settings, waiting, ownership of its files, and that they never have a name."""
 
 import contextlib
 import gc
@@ -34,8 +34,8 @@ def _queue(directory: Path, disks: Disks, *, memory_bytes: int = 0, segment_byte
 
 
 def _leave_files_to_open(count: int) -> None:
-    """Bring this process to its limit of open files, but for `count`; only for a child of its own."""
-    gc.freeze()  # What the parent left to be collected would close files, and so make room, at any moment.
+    """Bring this process to its limit of open files, except for `count`. Only for a child process."""
+    gc.freeze()  # The parent's garbage would close files, and so make room, at any moment.
     limit = max(int(name) for name in os.listdir("/proc/self/fd")) + count + 1  # noqa: PTH208 - names, not paths
     resource.setrlimit(resource.RLIMIT_NOFILE, (limit, limit))
     held: list[int] = []
@@ -47,7 +47,7 @@ def _leave_files_to_open(count: int) -> None:
 
 
 def test_directories_that_cannot_be_used_are_refused(tmp_path: Path) -> None:
-    """No directory at all, one that is not there and one that is a file are ConfigError before anything is read."""
+    """No directory, a missing one and a file in its place are ConfigError before anything is read."""
     (tmp_path / "file").touch()
     for directories in ((), (tmp_path / "none",), (tmp_path / "file",)):
         with pytest.raises(ConfigError) as caught:
@@ -56,7 +56,7 @@ def test_directories_that_cannot_be_used_are_refused(tmp_path: Path) -> None:
 
 
 def test_budgets_without_sense_are_refused() -> None:
-    """A memory budget below 64 KiB, and segments without a size."""
+    """A memory budget below 64 KiB and segments without a size are refused."""
     with pytest.raises(ConfigError):
         RecoverySettings(memory_bytes=65535)
     with pytest.raises(ConfigError):
@@ -64,20 +64,23 @@ def test_budgets_without_sense_are_refused() -> None:
 
 
 def test_segments_rotate_over_the_directories(tmp_path: Path) -> None:
-    """Each segment that is full is followed by one in the next directory."""
+    """Each full segment is followed by one in the next directory."""
     paths, disks = [tmp_path / "a", tmp_path / "b"], Disks()
     for path in paths:
         path.mkdir()
     queue = SpillQueue(memory_bytes=0, segment_bytes=100, directories=tuple(paths), open_file=disks.open)
     for _ in range(8):
-        queue.put(memoryview(bytes(40)))  # 56 with its header: two make a segment
+        queue.put(memoryview(bytes(40)))  # 56 bytes with its header: two make a segment.
     assert disks.opened == [*paths, *paths]
     assert (queue.statistics().segments, queue.statistics().disk_bytes) == (4, 8 * 56)
     queue.close()
 
 
 def test_a_segment_goes_when_its_last_frame_was_taken_and_nobody_looks(tmp_path: Path) -> None:
-    """A view keeps its segments while the queue is drained and closed; others go at once."""
+    """A segment is freed when its last frame was taken.
+
+    A view retains its segments while the queue is drained and closed.
+    """
     disks = Disks()
     queue = _queue(tmp_path, disks, segment_bytes=1)
     for number in range(3):
@@ -98,7 +101,7 @@ def test_a_segment_goes_when_its_last_frame_was_taken_and_nobody_looks(tmp_path:
 
 
 def test_after_close_everything_is_refused(tmp_path: Path) -> None:
-    """Put, offer, take and view of a closed queue are ClosedError; closing again is nothing."""
+    """Put, offer, take and view of a closed queue raise ClosedError. Closing again does nothing."""
     disks = Disks()
     queue = _queue(tmp_path, disks)
     queue.put(memoryview(b"x"))
@@ -111,7 +114,7 @@ def test_after_close_everything_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_segment_refuses_what_it_cannot_do(tmp_path: Path) -> None:
-    """No frame after the seal, no reference and no frame after the last release."""
+    """A segment refuses a frame after its seal, and a reference or a frame after its last release."""
     segment = SpillSegment(tmp_path)
     segment.append(memoryview(b"x"))
     segment.seal()
@@ -124,7 +127,7 @@ def test_a_segment_refuses_what_it_cannot_do(tmp_path: Path) -> None:
 
 
 def test_a_failure_comes_before_what_is_left(tmp_path: Path) -> None:
-    """A putting side that failed lets go of everything, and its error is what the taker gets."""
+    """A failed producer side releases everything, and the consumer gets its error."""
     disks = Disks()
     queue = _queue(tmp_path, disks)
     queue.put(memoryview(b"x"))
@@ -136,7 +139,7 @@ def test_a_failure_comes_before_what_is_left(tmp_path: Path) -> None:
 
 
 def test_a_read_that_failed_can_be_tried_again(tmp_path: Path) -> None:
-    """A disk that fails once costs an error, and not the frame."""
+    """A disk that fails once costs an error, but not the frame."""
     disks = Disks()
     queue = _queue(tmp_path, disks)
     queue.put(memoryview(b"one"))
@@ -152,7 +155,7 @@ def test_a_read_that_failed_can_be_tried_again(tmp_path: Path) -> None:
 
 
 def test_an_interrupted_take_misses_nothing_and_keeps_no_room(tmp_path: Path) -> None:
-    """Ctrl-C behind any call of it: what is in hand by then comes first, then the next, and all room is free."""
+    """Ctrl-C at any call of a take loses no frame and no room: the frame in hand comes first, then the next one."""
     frames, point = [bytes([number]) * 8 for number in range(6)], 0
     while True:
         point, disks = point + 1, Disks()
@@ -187,7 +190,7 @@ def test_an_interrupted_take_misses_nothing_and_keeps_no_room(tmp_path: Path) ->
 
 
 def test_an_offer_waits_for_room_and_for_the_disk_to_be_drained(tmp_path: Path) -> None:
-    """What is offered never spills: it waits behind the disk and the budget, and comes out last."""
+    """Offered frames never spill: each waits for the disk and the budget, and comes out last."""
     queue = _queue(tmp_path, Disks(), memory_bytes=10)
     queue.put(memoryview(bytes(8)))
     queue.put(memoryview(b"spilled"))
@@ -203,7 +206,7 @@ def test_an_offer_waits_for_room_and_for_the_disk_to_be_drained(tmp_path: Path) 
 
 
 def test_who_waits_is_told_of_the_close(tmp_path: Path) -> None:
-    """A taker that waits for a frame and a putter that waits for room end when the queue is closed."""
+    """Closing ends a consumer that waits for a frame, and a producer that waits for room."""
     empty, full = _queue(tmp_path, Disks()), _queue(tmp_path, Disks(), memory_bytes=1)
     full.put(memoryview(b"x"))
     errors: list[BaseException] = []
@@ -242,7 +245,7 @@ sys.stdin.read()
 
 
 def test_a_killed_process_leaves_nothing(tmp_path: Path) -> None:
-    """Segments have no name while they are used, so that SIGKILL frees them, too."""
+    """Segments have no name while they are used, so SIGKILL frees them, too."""
     child = subprocess.Popen(
         [sys.executable, "-c", _SPILL_AND_WAIT, str(tmp_path)],
         stdin=subprocess.PIPE,
@@ -259,7 +262,7 @@ def test_a_killed_process_leaves_nothing(tmp_path: Path) -> None:
 
 
 def test_segments_grow_with_their_number(tmp_path: Path) -> None:
-    """Every segment is an open file, so a queue that is far ahead of its reader has few of them."""
+    """Segments grow with their number, since each is an open file, so a long queue has few of them."""
     disks = Disks()
     queue = SpillQueue(memory_bytes=0, segment_bytes=100, directories=(tmp_path,), open_file=disks.open)
     frames = [b"%04d" % number * 25 for number in range(1000)]
@@ -272,7 +275,10 @@ def test_segments_grow_with_their_number(tmp_path: Path) -> None:
 
 
 def test_without_another_file_the_last_segment_grows(tmp_path: Path) -> None:
-    """At the process's limit of open files nothing is lost; without even one file, the limit is named."""
+    """At the process's limit of open files, the last segment grows and nothing is lost.
+
+    Without any file, the error names the limit.
+    """
 
     def child() -> None:
         signal.alarm(30)
@@ -293,7 +299,7 @@ def test_without_another_file_the_last_segment_grows(tmp_path: Path) -> None:
 
 
 def test_a_frame_of_more_rows_than_bytes_is_corrupt() -> None:
-    """A column of nulls takes no room, and would take all of the memory once somebody looks at it."""
+    """A frame of a column of nulls is refused as corrupt: it is tiny, but would take all memory when read."""
     hollow = pa.RecordBatch.from_arrays([pa.nulls(1 << 24)], ["key_group"])
     with pytest.raises(Corrupt):
         decode_frame(encode_frame(hollow, Applied(Place(1))))

@@ -1,4 +1,4 @@
-"""Streams on the twins: whose key groups they hold, value schemas that are added meanwhile, and the cache of runs."""
+"""Streams on the twins: their key groups, value schemas added meanwhile, and the cache of runs."""
 
 from contextlib import closing
 from pathlib import Path
@@ -29,7 +29,7 @@ _V2 = """{"type":"record","name":"V","fields":[{"name":"n","type":"long"},
 
 
 def test_an_empty_log_is_one_empty_portion() -> None:
-    """A stream of nothing says that nothing is the whole state, with the columns of the log."""
+    """A stream of an empty log is one empty portion that completes the state, with the log's columns."""
     rig = history_rig()
     with recover(rig.log).stream() as stream:
         (portion,) = stream
@@ -39,7 +39,7 @@ def test_an_empty_log_is_one_empty_portion() -> None:
 
 
 def test_a_follower_of_some_key_groups_gets_only_those() -> None:
-    """State and live changes are of the wanted key groups; commits that change others only move the position."""
+    """State and live changes are of the wanted key groups. Commits of others only move the position."""
     rig, reader, wanted = history_rig(), Reader(), frozenset({0, 3})
     keys = [b"key-%d" % i for i in range(60)]
     with Writer(rig.log, "w") as writer:
@@ -59,7 +59,7 @@ def test_a_follower_of_some_key_groups_gets_only_those() -> None:
 
 
 def test_a_follower_goes_on_with_a_new_value_schema() -> None:
-    """A value schema that is added while a follower runs gives later portions the new columns."""
+    """A value schema added while a follower runs gives later portions the new columns."""
     rig, reader = history_rig(value_schema=_V1), Reader()
     with Writer(rig.log, "w") as writer:
         rig.commit(writer, 1, [(b"a", {"n": 1})])
@@ -76,7 +76,7 @@ def test_a_follower_goes_on_with_a_new_value_schema() -> None:
 
 
 def test_a_stream_reads_through_the_cache_and_leaves_it(tmp_path: Path) -> None:
-    """Runs come from local copies, as for any target, and the cache is given back when the state was fetched."""
+    """A stream reads runs from local copies, and leaves the cache once the state was fetched."""
     asked: list[str] = []
     store = MemoryStore(MemoryDisk(lambda: 1000.0), "rig", faults=lambda method, _: asked.append(method))
     rig, reader = history_rig(store=store), Reader()
@@ -93,7 +93,7 @@ def test_a_stream_reads_through_the_cache_and_leaves_it(tmp_path: Path) -> None:
 
 
 def test_a_follower_that_is_not_stuck_gets_a_new_lease_before_the_cap() -> None:
-    """Leases are capped by their age: one that is up to date, or moves on, is made anew; one that is stuck is not."""
+    """A follower that is up to date or moves on gets a new lease before the cap of age. A stuck one does not."""
     rig, now = history_rig(), [0.0]
     with (
         recover(rig.log) as recovery,
@@ -120,7 +120,7 @@ def test_a_follower_that_is_not_stuck_gets_a_new_lease_before_the_cap() -> None:
 
 
 def test_a_store_that_is_away_for_a_moment_ends_no_follower() -> None:
-    """While its lease stands, neither a renewal nor a new lease has to succeed at once; it is tried again."""
+    """While its lease is valid, a follower tries renewals and new leases again, so a short outage does not end it."""
     now, is_away = [1000.0], [False]
     store = MemoryStore(MemoryDisk(lambda: now[0]), "rig", faults=lambda _m, _p: Fault.BEFORE if is_away[0] else None)
     rig = history_rig(store=store)
@@ -149,7 +149,7 @@ def test_a_store_that_is_away_for_a_moment_ends_no_follower() -> None:
 
 
 def test_a_failure_while_a_snapshot_is_judged_leaves_no_lease() -> None:
-    """A store that goes away between a damaged run and the question whether its manifest stands is that error."""
+    """A store that goes away while a damaged snapshot is judged raises its own error, and no lease remains."""
     is_away = [False]
     disk = MemoryDisk(lambda: 1000.0)
     store = MemoryStore(disk, "rig", faults=lambda m, _p: Fault.BEFORE if is_away[0] and m == "list" else None)
@@ -165,7 +165,7 @@ def test_a_failure_while_a_snapshot_is_judged_leaves_no_lease() -> None:
 
 
 def test_a_stalled_follower_renews_its_lease(monkeypatch: pytest.MonkeyPatch) -> None:
-    """While live changes wait for a reader that takes nothing, the lease that holds them is written again and again."""
+    """While live changes wait for an idle reader, their lease is renewed."""
     monkeypatch.setattr(streams, "_OFFER_S", 0.01)
     now, puts = [1000.0], list[str]()
 
@@ -192,7 +192,7 @@ def test_a_stalled_follower_renews_its_lease(monkeypatch: pytest.MonkeyPatch) ->
 
 @pytest.mark.usefixtures("busy_ledger")
 def test_the_lease_of_a_follower_moves_on_with_it() -> None:
-    """What was passed is let go of: the next renewal names the offsets and the position behind it, not those before."""
+    """A follower's renewal names the offsets and the position behind what it has passed, and releases the rest."""
     now = [1000.0]
     rig = history_rig(store=MemoryStore(MemoryDisk(lambda: now[0]), "rig"))
     with (

@@ -1,4 +1,4 @@
-"""Changes in bulk: batches, splitting, cutting and folding, on examples; the properties are tested by Hypothesis."""
+"""Changes in bulk: batches, splitting, cutting and folding, by examples. Hypothesis tests the properties."""
 
 from collections.abc import Callable
 
@@ -27,12 +27,12 @@ MOST = 15 << 20
 
 
 def table(*rows: tuple[int, int, bytes, bytes | None]) -> pa.Table:
-    """Changes as a table, one row each."""
+    """Return changes as a table, one row each."""
     return pa.Table.from_pylist([dict(zip(SCHEMA.names, row, strict=True)) for row in rows], schema=SCHEMA)
 
 
 def batch(*rows: tuple[int, int, bytes, bytes | None]) -> pa.RecordBatch:
-    """Changes as a batch, one row each."""
+    """Return changes as a batch, one row each."""
     return pa.RecordBatch.from_pylist([dict(zip(SCHEMA.names, row, strict=True)) for row in rows], schema=SCHEMA)
 
 
@@ -58,7 +58,7 @@ def test_batches_that_are_refused(op: int, key: bytes | None, value: bytes | Non
 
 
 def test_split_by_partition() -> None:
-    """Each partition gets its changes sorted by key group, those of one key in order; none is empty."""
+    """Each partition gets its changes sorted by key group and in order per key. No partition's batch is empty."""
     mixed = batch((5, 0, b"e", b"1"), (0, 0, b"a", b"1"), (4, 0, b"d", b"1"), (0, 1, b"a", None), (7, 0, b"h", b"1"))
     parts = {partition: part.column("key").to_pylist() for partition, part in split(mixed, 4, 8)}
     assert parts == {0: [b"a", b"a"], 2: [b"d", b"e"], 3: [b"h"]}
@@ -67,7 +67,7 @@ def test_split_by_partition() -> None:
 
 
 def test_split_refuses_a_key_group_that_the_log_lacks() -> None:
-    """A change is never dropped because no partition holds its key group."""
+    """A key group that the log lacks is refused, so that no change is dropped."""
     with pytest.raises(KeyGroupMismatch):
         split(batch((8, 0, b"a", b"1")), 4, 8)
 
