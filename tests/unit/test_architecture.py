@@ -1,4 +1,4 @@
-"""The documents that describe the tree say what the tree is."""
+"""The documents that describe the tree agree with it."""
 
 import re
 
@@ -12,7 +12,7 @@ _MODULE = re.compile(
 
 
 def test_wings_are_current() -> None:
-    """ARCHITECTURE.md lists every wing with what its docstring says; `python -m tests.support.rooms` renews it."""
+    """ARCHITECTURE.md lists every wing with its docstring; `python -m tests.support.rooms` renews it."""
     text = (ROOT / "ARCHITECTURE.md").read_text("utf-8")
     assert text == document()
     listed = re.findall(r"^\| `([\w/]+)` \| \S", text.partition(HEADING)[2], re.MULTILINE)
@@ -20,14 +20,14 @@ def test_wings_are_current() -> None:
 
 
 def test_every_folder_of_modules_is_a_wing() -> None:
-    """None is left out of the list for want of an `__init__.py`."""
+    """Every folder of modules has an `__init__.py`, so that it is in the list."""
     folders = {path.parent for room in ROOMS for path in (SOURCE / room).rglob("*.py")}
     assert folders - {SOURCE / room for room in ROOMS} == set(wings())
 
 
 @pytest.mark.parametrize("name", ["ARCHITECTURE.md", "CONTRIBUTING.md"])
 def test_documents_order_the_rooms_as_the_contract_does(name: str) -> None:
-    """The line that says who imports whom is the import contract's list."""
+    """The order of the rooms in the documents is that of the import contract."""
     line = " <- ".join(" | ".join(layer) for layer in layers())
     assert f"\n    {line}\n" in (ROOT / name).read_text("utf-8")
 
@@ -42,13 +42,13 @@ def test_every_room_says_where_to_begin() -> None:
 
 @pytest.mark.parametrize("room", ROOMS)
 def test_room_has_a_readme(room: str) -> None:
-    """Every room explains itself to a person."""
+    """Every room has a README."""
     assert (SOURCE / room / "README.md").read_text("utf-8").startswith("# ")
 
 
 @pytest.mark.parametrize("room", ROOMS)
 def test_modules_that_docstrings_name_are_there(room: str) -> None:
-    """A module in backticks, such as `store.disk`, is where it says."""
+    """A module in backticks in a docstring, such as `store.disk`, exists."""
     named = [
         (path.name, name)
         for path in sorted((SOURCE / room).rglob("*.py"))
@@ -58,6 +58,6 @@ def test_modules_that_docstrings_name_are_there(room: str) -> None:
 
 
 def _is_module(name: str) -> bool:
-    """Whether it is a module or a wing, or a name in a module, such as `reading.replay.replay`."""
+    """Return whether it is a module or a wing, or a name in a module, such as `reading.replay.replay`."""
     place = SOURCE.joinpath(*name.split("."))
     return place.is_dir() or any(one.with_suffix(".py").is_file() for one in (place, place.parent))

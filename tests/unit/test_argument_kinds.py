@@ -1,4 +1,4 @@
-"""What people pass by mistake: an address where a `Where` belongs, a dict where options do. The error says so."""
+"""Wrong kinds of arguments, such as an address for a `Where` or a dict for options, are refused with what to pass."""
 
 import math
 from collections.abc import Callable
@@ -41,13 +41,13 @@ _SCHEMA = '{"type": "record", "name": "Point", "fields": [{"name": "x", "type": 
 
 
 def untyped(value: object) -> Any:
-    """For calls that a type checker would refuse."""
+    """Return a value for calls that a type checker would refuse."""
     return value
 
 
 @pytest.fixture
 def log(statelog_twin: Twin) -> Log:
-    """A log of bytes, in memory."""
+    """Return a log of bytes, in memory."""
     return statelog.open("visits", statelog_twin.where(), create=True)
 
 
@@ -65,7 +65,7 @@ _DOORS: list[Callable[[Any], object]] = [
 @pytest.mark.parametrize("call", _DOORS)
 @pytest.mark.parametrize("where", ["secret:9092", {"bootstrap.servers": "secret:9092"}, None])
 def test_where_is_a_where(call: Callable[[Any], object], where: object) -> None:
-    """Every door says what it takes, and shows nothing of what it was given."""
+    """Every entry point says that it takes a `Where`, and does not show the wrong value."""
     with pytest.raises(ConfigError, match=r"where is of type \w+, and not Where") as refused:
         call(where)
     assert "secret" not in str(refused.value)
@@ -219,7 +219,7 @@ _REFUSED: list[tuple[Callable[[Log, Where], object], str]] = [
 def test_the_argument_of_another_kind_is_named(
     statelog_twin: Twin, log: Log, call: Callable[[Log, Where], object], told: str
 ) -> None:
-    """No AttributeError from somewhere within: the argument, what it is, and what belongs there."""
+    """A wrong argument is named with its type and the right one, and is no AttributeError from the inside."""
     statelog_twin.create_topic("words", partitions=2)
     with log, pytest.raises(ConfigError, match=told) as refused:
         call(log, statelog_twin.where())
@@ -244,14 +244,14 @@ _NUMBERS: list[Callable[[], object]] = [
 
 @pytest.mark.parametrize("call", _NUMBERS)
 def test_a_number_that_python_does_not_read_is_no_number(call: Callable[[], object]) -> None:
-    """Above 4,300 digits `int` raises a ValueError of its own, and no door lets that out."""
+    """A number above 4,300 digits, for which `int` raises ValueError, is refused by our own error."""
     with pytest.raises(ConfigError) as refused:
         call()
     assert refused.value.hint or refused.value.facts
 
 
 def test_a_directory_that_no_disk_takes(statelog_twin: Twin, tmp_path: Path) -> None:
-    """A worker says so as a table does."""
+    """A worker refuses an impossible directory as a table does."""
     pytest.importorskip("rocksdict")
     statelog_twin.create_topic("words", partitions=2)
     with pytest.raises(StoreUnavailable, match="the local disk failed"):
@@ -266,13 +266,13 @@ def test_a_directory_that_no_disk_takes(statelog_twin: Twin, tmp_path: Path) -> 
 
 
 def test_a_root_may_be_a_path(tmp_path: Path) -> None:
-    """It is the same place as its text, so it is the same key of a cache."""
+    """A root as a path is the same root, and the same key of a cache, as its text."""
     assert Where.local(tmp_path) == Where.local(str(tmp_path))
     assert Where.local(tmp_path).root == str(tmp_path)
 
 
 def test_a_root_may_begin_at_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, statelog_twin: Twin) -> None:
-    """No shell expands what a file or a variable says, and no log belongs into a directory called `~`."""
+    """A root may begin with `~`, which no shell expands in a file or a variable."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
     where = Where(statelog_twin.where().kafka, "~/logs", allow_unsafe=statelog_twin.where().allow_unsafe)
@@ -284,7 +284,7 @@ def test_a_root_may_begin_at_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
 
 def test_a_value_of_another_type_says_what_to_do(statelog_twin: Twin, log: Log) -> None:
-    """Text for bytes: encode it. None: delete the key. A data frame: what makes it a table of Arrow."""
+    """The hints for wrong values say what to do: encode text, delete for None, and convert a data frame to Arrow."""
     with log, statelog.Writer(log, "web") as writer:
         for value, hint in (("1", "Encode it"), (1, "Encode it"), (None, "delete it")):
             with pytest.raises(InvalidChange, match=hint):
@@ -307,21 +307,21 @@ def test_a_value_of_another_type_says_what_to_do(statelog_twin: Twin, log: Log) 
 
 @pytest.mark.parametrize("key_group", ["0", 0.5])
 def test_a_key_group_is_a_whole_number(statelog_twin: Twin, key_group: object) -> None:
-    """As all of them are."""
+    """A key group must be a whole number."""
     by_caller = statelog.LogOptions(partitions=2, key_groups=2, hash_rule="caller")
     with pytest.raises(ConfigError, match="key_group has an item that is no whole number"):
         statelog.table("parts", statelog_twin.where(), create=by_caller, key_group=untyped(key_group))
 
 
 def test_what_a_worker_takes(statelog_twin: Twin) -> None:
-    """A topic by its name or as an InputTopic."""
+    """A worker takes a topic by name or as an InputTopic."""
     statelog_twin.create_topic("words", partitions=2)
     with statelog.worker("counts", statelog_twin.where(), topic=InputTopic("words"), create=True) as worker:
         assert worker
 
 
 def test_a_client_is_closed_with_its_log() -> None:
-    """Who reads a recovery behind the block of its log hears what closed the client."""
+    """A recovery that is read behind the block of its log raises an error that says what closed the client."""
     guard = ProcessGuard("Kafka client")
     guard.close()
     with pytest.raises(ClosedError, match="inside of its `with` block"):

@@ -1,4 +1,4 @@
-"""The baselines of `make bench`: each is what a good user of that library would write; no floor does needless work."""
+"""The baselines of `make bench` are written as a good user of the library would, without needless work."""
 
 import os
 import time
@@ -20,13 +20,13 @@ _OWN = client_config({"bootstrap.servers": "localhost:9092"})
 
 
 def test_a_plain_consumer_never_waits_longer_than_ours() -> None:
-    """Where enough is at hand it rests no longer than a reader of statelog, so that a quick loop does not run dry."""
+    """A plain consumer waits no longer than a reader of statelog, so that a quick loop does not run dry."""
     ours = consumer_properties(_OWN)["fetch.queue.backoff.ms"]
     assert int(CONSUMER["fetch.queue.backoff.ms"]) <= int(ours)
 
 
 def test_a_plain_producer_compresses_as_ours() -> None:
-    """What is sent by the baseline is no larger than need be."""
+    """The baseline compresses as our producer does."""
     ours = producer_properties(_OWN)
     assert {name: ours[name] for name in ("compression.type", "acks")} == {
         name: PRODUCER[name] for name in ("compression.type", "acks")
@@ -34,7 +34,7 @@ def test_a_plain_producer_compresses_as_ours() -> None:
 
 
 def test_a_far_file_is_read_to_its_end_by_one_request(tmp_path: Path) -> None:
-    """As by the store of an object store: each read of any length is one request, and opening is none."""
+    """A read of a remote file of any length is one request, and opening it none, as in an object store."""
     link, data = Link(request_s=0.0, bytes_s=1e12), os.urandom(1 << 20)
     store = RemoteStore(tmp_path, "log", link)
     store.put("runs/one", data)
@@ -49,7 +49,7 @@ def test_a_far_file_is_read_to_its_end_by_one_request(tmp_path: Path) -> None:
 
 
 def test_the_floor_of_a_merge_keeps_the_last_row_of_each_key() -> None:
-    """Of tables that are sorted by key, the later one wins, and the result is sorted."""
+    """A merge of sorted tables retains the last row of each key, and its result is sorted."""
     tables = [_sorted(every_key(500)[0], 0), _sorted(batches(200, 600)[0], 1), _sorted(batches(200, 700)[0], 2)]
     merged = merge_newest([tables[0].slice(1), *tables[1:]])
     newest: dict[bytes, int] = {}
@@ -60,14 +60,14 @@ def test_the_floor_of_a_merge_keeps_the_last_row_of_each_key() -> None:
 
 
 def _sorted(batch: pa.RecordBatch, of: int) -> pa.Table:
-    """The keys of a batch, each once, with a number that says which table they are of."""
+    """Return the keys of a batch, each once, with the number of their table."""
     keys = sorted(set(batch.column("key").to_pylist()))
     return pa.table({"key": pa.array(keys, pa.binary()), "of": [of] * len(keys)})
 
 
 @pytest.mark.parametrize("keys", [2, 101, 40_000])
 def test_few_keys_come_in_several_batches(keys: int) -> None:
-    """Benchmarks halve them, so that a run of any size reaches its end."""
+    """Few keys still come in several batches, since benchmarks halve them, so that a run of any size ends."""
     found = every_key(keys)
     assert len(found) > 1
     assert sum(one.num_rows for one in found) == len({key for one in found for key in one.column("key").to_pylist()})
@@ -75,7 +75,7 @@ def test_few_keys_come_in_several_batches(keys: int) -> None:
 
 @pytest.mark.parametrize("kind", list(KINDS))
 def test_keys_of_each_kind_differ_and_come_again(kind: str) -> None:
-    """A number has one key, which no other number has; all of a kind are as long."""
+    """Each number has one key that no other number has. All keys of a kind have the same length."""
     ids = np.arange(20_000)
     keys = KINDS[kind](ids).to_pylist()
     assert len(set(keys)) == len(ids)
@@ -84,7 +84,7 @@ def test_keys_of_each_kind_differ_and_come_again(kind: str) -> None:
 
 
 def test_other_kinds_differ_in_more_than_a_number_of_eight_bytes() -> None:
-    """So they are not the best case of the order of keys, as the usual ones are."""
+    """Keys of the other kinds differ in more than eight bytes, since the usual ones are the best case of sorting."""
     varied = {kind: _bytes_that_differ(KINDS[kind](np.arange(5000)).to_pylist()) for kind in KINDS}
     assert varied.pop(USUAL_KEYS) <= 8
     assert min(varied.values()) > 8
@@ -95,7 +95,7 @@ def _bytes_that_differ(keys: list[bytes]) -> int:
 
 
 def test_the_processors_time_of_a_process_is_counted() -> None:
-    """Of a process of whatever name: a benchmark tells what the broker took by it."""
+    """The processor time of a process of any name is counted, so that a benchmark reports the broker's."""
     before_s, family_before_s, until_s = process_cpu_s(os.getpid()), family_cpu_s(), time.process_time() + 0.1
     while time.process_time() < until_s:
         pass

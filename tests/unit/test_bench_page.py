@@ -14,7 +14,7 @@ from tests.support.documents import DOCS, ROOT
 
 
 def test_a_page_has_every_figure_beside_its_baseline(tmp_path: Path) -> None:
-    """With what it cost, where that was measured, and a plot that has a bar for each ratio."""
+    """The page has every figure next to its baseline, its cost, the machine, and a plot with a bar for each ratio."""
     took = [timed(lambda: sum(range(200_000))) for _ in range(3)]
     figures = {
         "append": [rate("bulk append", 1_000_000, took, "plain", [(1_000_000, 2.0 * one) for one in took])],
@@ -34,7 +34,7 @@ def test_a_page_has_every_figure_beside_its_baseline(tmp_path: Path) -> None:
 
 
 def test_the_same_figures_make_the_same_plot(tmp_path: Path) -> None:
-    """Nothing of the moment is in it, so that a page that is written anew shows what changed."""
+    """Equal figures make the same plot, without a date, so that a page that is written again shows what changed."""
     figure = Figure(name="a", unit="s", value=1.0, lowest=1.0, highest=1.0, baseline_name="b", baseline=0.5)
     for name in ("one", "two"):
         write_page(tmp_path / f"{name}.md", {"a": [figure]}, "")
@@ -42,7 +42,7 @@ def test_the_same_figures_make_the_same_plot(tmp_path: Path) -> None:
 
 
 def test_a_benchmark_that_was_left_out_keeps_its_rows(tmp_path: Path) -> None:
-    """They say of which run they are, also when it is left out once more."""
+    """A benchmark that was left out keeps its rows with the run that they are from, also when left out again."""
     figure = Figure(name="a commit", unit="s", value=1.0, lowest=1.0, highest=1.0, baseline_name="b", baseline=0.5)
     other = Figure(name="other", unit="s", value=1.0, lowest=1.0, highest=1.0)
     page = tmp_path / "figures.md"
@@ -60,7 +60,7 @@ def test_a_benchmark_that_was_left_out_keeps_its_rows(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("document", list(QUOTES))
 def test_a_document_quotes_the_page(document: str) -> None:
-    """Its tables of figures, and where they were measured, are what `python -m bench.quote` makes of the page."""
+    """The tables of figures in documents, and their machine, are what `python -m bench.quote` makes of the page."""
     text, page = (ROOT / document).read_text("utf-8"), (DOCS / "figures.md").read_text("utf-8")
     assert rewritten(document, text, page) == text
     for quote in QUOTES[document]:
@@ -70,6 +70,6 @@ def test_a_document_quotes_the_page(document: str) -> None:
 
 
 def test_the_page_is_of_a_run_of_all() -> None:
-    """No benchmark is left out of the page."""
+    """The page has every benchmark."""
     page = (DOCS / "figures.md").read_text("utf-8")
     assert re.findall(r"^## (.+)$", page, re.MULTILINE) == list(BENCHMARKS)

@@ -1,4 +1,4 @@
-"""The files of `deploy/` are what systemd, Kubernetes and the command itself take."""
+"""The files of `deploy/` are valid for systemd, Kubernetes and the command itself."""
 
 import http.client
 import json
@@ -56,14 +56,14 @@ def _kustomize(folder: Path) -> str:
 
 @pytest.mark.parametrize("path", _MANIFESTS, ids=lambda path: f"{path.parent.name}-{path.stem}")
 def test_a_manifest_fits_the_schemas(path: Path) -> None:
-    """Each object has the fields that Kubernetes knows, and no others, in an old version and in the newest."""
+    """Each object has only fields that Kubernetes knows, in an old version and in the newest."""
     documents = _documents(path.read_text("utf-8"))
     assert documents
     _check(documents)
 
 
 def test_what_does_not_fit_is_noticed() -> None:
-    """A field that Kubernetes does not know, or of another type, is an error: so the tests above can fail."""
+    """An unknown field, or one of a wrong type, is an error, so the tests above can fail."""
     validator: Any = pytest.importorskip("kubernetes_validate", reason=_NO_SCHEMAS)
     for field, value in (("replica", 1), ("replicas", "one")):
         document = _documents((_KUBERNETES / "base" / "materializer.yaml").read_text("utf-8"))[0]
@@ -74,7 +74,7 @@ def test_what_does_not_fit_is_noticed() -> None:
 
 @pytest.mark.parametrize("folder", ["base", "example", "all-logs"])
 def test_kustomize_builds_what_fits(folder: str) -> None:
-    """Base and overlays are built, and what comes out fits the schemas."""
+    """Base and overlays build with kustomize, and their objects fit the schemas."""
     documents = _documents(_kustomize(_KUBERNETES / folder))
     assert {document["kind"] for document in documents} >= {"ConfigMap", "Deployment", "ServiceAccount"}
     _check(documents)
@@ -94,7 +94,7 @@ def _variables(workload: dict[str, Any]) -> dict[str, Any]:
 
 
 def test_the_example_says_what_it_is_to_say() -> None:
-    """Its log, topic, images, role and configuration arrive where the programs look for them."""
+    """The example's log, topic, images, role and configuration arrive where the programs read them."""
     found = _documents(_kustomize(_KUBERNETES / "example"))
     documents = _of_kind(found)
     daemon, worker = documents["Deployment"], documents["StatefulSet"]
@@ -114,7 +114,7 @@ def test_the_example_says_what_it_is_to_say() -> None:
 
 
 def _overlay(folder: Path, source: str, **replaced: str) -> list[dict[str, Any]]:
-    """What an overlay becomes, with words of its file replaced; the base lies beside it."""
+    """Build an overlay next to the base, with words of its file replaced."""
     if not folder.exists():
         shutil.copytree(_KUBERNETES, folder)
     file = folder / source / "kustomization.yaml"
@@ -129,7 +129,7 @@ def _overlay(folder: Path, source: str, **replaced: str) -> list[dict[str, Any]]
 
 
 def _selectors(documents: list[dict[str, Any]]) -> list[dict[str, str]]:
-    """Whatever picks pods by their labels: workloads, Services, budgets and spreads."""
+    """Return all label selectors of pods: workloads, Services, budgets and spreads."""
     found: list[dict[str, str]] = []
     for document in documents:
         spec = document.get("spec", {})
@@ -146,7 +146,7 @@ def _pods(documents: list[dict[str, Any]]) -> list[dict[str, str]]:
 
 
 def test_overlays_in_one_namespace_leave_each_others_pods_alone(tmp_path: Path) -> None:
-    """No selector of one takes a pod of another, each of its own takes one, and no two objects have one name."""
+    """The selectors of an overlay match its own pods and no other overlay's. No two objects have one name."""
     overlays = [
         _overlay(tmp_path / "a", "example"),
         _overlay(tmp_path / "b", "example", **{"orders-\n": "visits-\n", "instance: orders": "instance: visits"}),
@@ -161,7 +161,7 @@ def test_overlays_in_one_namespace_leave_each_others_pods_alone(tmp_path: Path) 
 
 
 def test_one_daemon_rolls_up_all_logs(tmp_path: Path) -> None:
-    """Its overlay has no worker, its arguments are those of the command, and a log may go without its own daemon."""
+    """The overlay with one daemon has no worker and valid arguments. A log needs no daemon of its own."""
     documents = _of_kind(_documents(_kustomize(_KUBERNETES / "all-logs")))
     assert documents.keys() == {"ConfigMap", "Deployment", "ServiceAccount"}
     args = [
@@ -186,12 +186,12 @@ def test_one_daemon_rolls_up_all_logs(tmp_path: Path) -> None:
 
 @pytest.fixture
 def scraped(tmp_path: Path) -> list[dict[str, Any]]:
-    """The example with its metrics opened."""
+    """Return the example with its metrics opened."""
     return _overlay(tmp_path / "kubernetes", "example", **{"  - ../failover\n": "  - ../failover\n  - ../scraped\n"})
 
 
 def test_metrics_are_opened_beside_the_probes(scraped: list[dict[str, Any]]) -> None:
-    """Each workload has both ports, a Service for its metrics, and the probes that it has without."""
+    """Each workload has both ports, a Service for its metrics, and its usual probes."""
     plain = _of_kind(_documents(_kustomize(_KUBERNETES / "example")))
     for kind in ("Deployment", "StatefulSet"):
         container, before = _container(_of_kind(scraped)[kind]), _container(plain[kind])
@@ -213,7 +213,7 @@ def test_metrics_are_opened_beside_the_probes(scraped: list[dict[str, Any]]) -> 
     ],
 )
 def test_the_probes_ask_what_they_mean(health: Health, codes: list[int]) -> None:
-    """What is well passes both, what fails is live and not ready, and what hangs is neither, without TLS or a token."""
+    """A healthy pod passes both probes, a failing one is live and not ready, and a hanging one neither."""
     documents = _documents((_KUBERNETES / "base" / "materializer.yaml").read_text("utf-8"))
     documents += _documents((_KUBERNETES / "base" / "worker.yaml").read_text("utf-8"))
     probing = listening_at("0.0.0.0:0", is_guarded=True)
@@ -231,7 +231,7 @@ _PROBES = ("livenessProbe", "readinessProbe")
 
 
 def _asked(probe: dict[str, Any], url: str) -> int:
-    """What kubelet hears of its question."""
+    """Return kubelet's answer to a probe."""
     assert probe["httpGet"]["port"] == "probes"
     with closing(http.client.HTTPConnection("127.0.0.1", int(url.rpartition(":")[2]), timeout=30)) as connection:
         connection.request("GET", probe["httpGet"]["path"])
@@ -249,7 +249,7 @@ def _asked(probe: dict[str, Any], url: str) -> int:
 def test_the_image_has_the_extras_that_are_asked_for(
     extras: str | None, there: tuple[str, ...], missing: str, tmp_path: Path
 ) -> None:
-    """Those for S3, MSK and metrics without a word; any others by a build argument."""
+    """The image has the extras for S3, MSK and metrics by default, and others by a build argument."""
     text = (ROOT / "Dockerfile").read_text("utf-8")
     (usual,) = re.findall(r"^ARG EXTRAS=(\S+)$", text, re.MULTILINE)
     (program,) = re.findall(r'^RUN python3 -c "(.*?)" \\$', text, re.MULTILINE | re.DOTALL)
@@ -262,7 +262,7 @@ def test_the_image_has_the_extras_that_are_asked_for(
 
 
 def test_the_policy_for_aws_allows_what_the_roles_need() -> None:
-    """A materializer and a worker by the table of actions, on log, ledger, input and groups, and no more."""
+    """The policy allows a materializer and a worker exactly the table's actions, on log, ledger, input and groups."""
     (text,) = programs(ROOT / "docs" / "deploy.md", "json")
     allowed: dict[str, set[str]] = {}
     for statement in json.loads(text)["Statement"]:
@@ -315,13 +315,13 @@ def test_the_command_knows_the_options() -> None:
 
 @pytest.mark.parametrize("path", sorted(_DEPLOY.rglob("statelog.toml")), ids=lambda path: path.parent.name)
 def test_a_configuration_has_known_keys(path: Path) -> None:
-    """The command reads it, and refuses no key of it."""
+    """The command reads the example configuration without an unknown key."""
     layer = file_layer(path.read_text("utf-8"), str(path))
     assert str(layer.values["root"]).startswith("s3://")
 
 
 def test_systemd_takes_the_unit(tmp_path: Path) -> None:
-    """`systemd-analyze verify` has nothing to say about it, with a program that is there."""
+    """`systemd-analyze verify` accepts the unit without a complaint, with an existing program."""
     analyze = shutil.which("systemd-analyze")
     if analyze is None:
         pytest.skip("systemd-analyze cannot be had here")

@@ -1,4 +1,4 @@
-"""The Python programs of guides and rooms run as they are printed, on the twins, and print what their comments say."""
+"""The Python programs of guides and rooms run as printed, on the twins, and print what their comments say."""
 
 from pathlib import Path
 
@@ -17,5 +17,5 @@ _PAGES = (*_GUIDES, DOCS / "kafka.md", DOCS / "coming-from.md", DOCS / "values.m
 
 @pytest.mark.parametrize("page", _PAGES, ids=lambda page: f"{page.parent.name}-{page.stem}")
 def test_a_page_prints_what_its_comments_say(page: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Behind every print stands what it prints, up to a colon."""
+    """The comment behind every print has its output, up to a colon."""
     check_page(page, tmp_path, lambda: capsys.readouterr().out)

@@ -1,4 +1,4 @@
-"""The examples in the docstrings of public names run as they are printed, on a log that has a state."""
+"""The examples in the docstrings of public names run as printed, on a log that has a state."""
 
 import inspect
 import textwrap
@@ -31,7 +31,7 @@ _NAMES: list[Any] = [
 
 
 def _example(name: Callable[..., Any]) -> str:
-    """What is set off from the text of a docstring, before any other indented block."""
+    """Return the indented block of a docstring that is its example, the first one."""
     text = inspect.getdoc(name) or ""
     lines = text.splitlines()
     start = next(number for number, line in enumerate(lines) if line.startswith("    "))
@@ -41,7 +41,7 @@ def _example(name: Callable[..., Any]) -> str:
 
 @pytest.mark.parametrize("name", _NAMES, ids=lambda name: name.__qualname__)
 def test_the_example_runs(name: Callable[..., Any], tmp_path: Path) -> None:
-    """Two lines or so, with nothing but a log, the place where it is, and the names of the room."""
+    """The example runs with only a log, its `Where`, and the names of the room."""
     cluster, disk = MemoryCluster(), MemoryDisk(lambda: 1_000.0)
     waived = ("replication", "min-insync")
     store = MemoryStore(disk, "visits")

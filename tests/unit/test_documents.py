@@ -1,4 +1,4 @@
-"""Every page is in the navigation, and every link, file and name that a document mentions is there."""
+"""Every page is in the navigation, and every link, file and name in a document exists."""
 
 import builtins
 import re
@@ -19,11 +19,11 @@ _WORD = re.compile(r"\b(?!Test)[A-Z][a-z]+(?:[A-Z][a-z]+)+\b")
 _FOREIGN = {
     "CreateTime", "DeleteRecords", "DescribeConfigs", "JavaScript", "ListOffsets", "MirrorMaker", "OpenTelemetry",
     "PySpark", "StateStores", "WarpStream",
-    # The peers' words.
+    # Words of other projects.
     "KeyValueStore", "StreamingDataFrame",
-    # systemd's settings, and Kubernetes' kinds.
+    # Settings of systemd, and kinds of Kubernetes.
     "ExecStart", "NetworkPolicy", "PodDisruptionBudget", "ServiceAccount", "StatefulSet", "SystemCallFilter",
-    # IAM's actions on Amazon MSK.
+    # IAM actions of Amazon MSK.
     "AlterGroup", "CreateTopic", "DeleteTopic", "DescribeGroup", "DescribeTopic", "DescribeTopicDynamicConfiguration",
     "ReadData", "WriteData", "WriteDataIdempotently",
 }  # fmt: skip
@@ -38,7 +38,7 @@ def _is_there(document: Path, file: str) -> bool:
 
 
 def test_every_page_is_in_the_navigation() -> None:
-    """The navigation names each page once, and no page that is not there."""
+    """The navigation names each page once, and no page that does not exist."""
     pages = [str(path.relative_to(DOCS)) for path in DOCS.rglob("*.md")]
     assert sorted(nav()) == sorted([*pages, *OUTSIDE.values()])
 
@@ -50,7 +50,7 @@ def test_every_room_has_a_page() -> None:
 
 @each_document
 def test_links_lead_somewhere(document: Path) -> None:
-    """Each link of a document leads to a file of the tree and, where it has an anchor, to a heading in it."""
+    """Each link of a document leads to a file of the tree and to an existing heading."""
     broken: list[str] = []
     for target in links(document):
         file, _, anchor = target.partition("#")
@@ -62,24 +62,24 @@ def test_links_lead_somewhere(document: Path) -> None:
 
 @each_document
 def test_mentioned_files_are_there(document: Path) -> None:
-    """A file or folder that a document names in its prose lies at the root, beside the document, or in the source."""
+    """A file or folder in a document's prose exists at the root, next to the document, or in the source."""
     if document.name == "CHANGELOG.md":
-        return  # It also tells what was there.
+        return  # It also describes former versions.
     assert [file for file in mentions(document) if file not in _ELSEWHERE and not _is_there(document, file)] == []
 
 
 @cache
 def _classes() -> set[str]:
-    """Every name that a module of the source binds at its top, and Python's own."""
+    """Return every name that a module of the source binds at its top, and Python's own."""
     modules = (path.read_text(encoding="utf-8") for path in SOURCE.parent.rglob("*.py"))
     return {name for module in modules for name in style.exported_names(module)} | set(dir(builtins))
 
 
 @each_document
 def test_mentioned_classes_are_there(document: Path) -> None:
-    """A word that is written as a class is one of ours, or a word of Kafka's or Spark's."""
+    """A word that is written as a class is one of ours, or one of Kafka's or Spark's."""
     if document.name == "CHANGELOG.md":
-        return  # It also tells what was there.
+        return  # It also describes former versions.
     assert set(_WORD.findall(prose(document))) - _classes() - _FOREIGN == set()
 
 
@@ -104,7 +104,7 @@ def test_names_are_there(document: Path) -> None:
 
 
 def test_the_front_door_is_described() -> None:
-    """The page of `statelog` lists every name of it."""
+    """The page of `statelog` lists all its names."""
     page = DOCS / "api" / "statelog.md"
     listed = {name.rpartition(".")[2] for name in _names(page)}
     assert set(statelog.__all__) <= listed | {link.removesuffix(".md") for link in links(page)}

@@ -1,4 +1,4 @@
-"""What a caller hands in is the caller's: it may be changed right after the call, and what was handed in counts."""
+"""Arguments belong to the caller, which may change them right after the call without an effect."""
 
 from collections.abc import Callable, Iterator
 from contextlib import closing
@@ -29,7 +29,7 @@ _ROWS = 1000
 
 
 def _batch(write: Callable[[pa.Table], object]) -> np.ndarray[Any, Any]:
-    """Hand in a table over a numpy buffer."""
+    """Pass a table over a numpy buffer, and return the buffer."""
     keys = np.arange(_ROWS)
     write(pa.table({"key": pa.array(keys), "n": pa.array(keys), "tags": pa.array([["t"]] * _ROWS)}))
     return keys
@@ -53,7 +53,7 @@ def _writer_append_batch(log: Log, settings: WriterSettings | None = None) -> It
 
 
 def _writer_append_batch_at_once(log: Log) -> Iterator[tuple[object, object]]:
-    """The same of a table that is too large to be copied."""
+    """Append a table that is too large to be copied."""
     return _writer_append_batch(log, WriterSettings(roll_bytes=4 << 10))
 
 
@@ -181,20 +181,20 @@ DOORS: dict[str, Door] = {
 
 @pytest.fixture
 def rig() -> TwinRig:
-    """The twins of a log of typed values under whole numbers."""
+    """Return the twins of a log of typed values under whole numbers."""
     return twin_rig("doors")
 
 
 @pytest.mark.parametrize("name", DOORS)
 def test_what_is_handed_in_may_be_changed_afterwards(rig: TwinRig, name: str) -> None:
-    """Whatever its caller does with it after the call, what was handed in at the time of the call counts."""
+    """A change to an argument after the call does not change what is written."""
     with rig.create(key_type="long", value_schema=VALUE) as log:
         assert [found for found, expected in DOORS[name](log) if found != expected] == []
 
 
 @pytest.mark.parametrize("call", TABLE_CALLS)
 def test_a_table_keeps_copies(rig: TwinRig, call: str) -> None:
-    """A table's values and progress are copied by the call that brings them, whenever they are committed."""
+    """A table copies values and progress in the call that passes them, whenever they are committed."""
     rig.create(key_type="long", value_schema=VALUE).close()
     tags, progress = ["t"], {"offset": 1}
     value = {"n": 1, "tags": tags}

@@ -1,4 +1,4 @@
-"""The tree of errors: what is drawn at the top of the module is what is there, and every error survives a pickle."""
+"""The tree of errors agrees with the drawing at the top of its module, and every error survives a pickle."""
 
 import pickle
 import re
@@ -14,7 +14,7 @@ T = TypeVar("T")
 
 
 def drawn() -> dict[str, str]:
-    """Each error's parent, as the drawing has it: those on a line behind another one are below it."""
+    """Return each error's parent in the drawing: errors on a line behind another one are below it."""
     parents: dict[str, str] = {}
     above: list[tuple[int, str]] = []
     for line in (errors.__doc__ or "").splitlines():
@@ -33,7 +33,7 @@ def drawn() -> dict[str, str]:
 
 
 def below(kind: type[T]) -> Iterator[type[T]]:
-    """A class and all that are derived from it in its module."""
+    """Return a class and all that are derived from it in its module."""
     yield kind
     for one in kind.__subclasses__():
         if one.__module__ == errors.__name__:
@@ -45,7 +45,7 @@ WARNINGS = list(below(StatelogWarning))
 
 
 def test_the_drawing_is_the_tree() -> None:
-    """Every error and warning is drawn below its parent, nothing else is drawn, and all of them are public."""
+    """Every error and warning is drawn below its parent, nothing else is drawn, and all are public."""
     kinds: list[type[Exception]] = [*ALL[1:], *WARNINGS]
     there = {kind.__name__: kind.__bases__[0].__name__ for kind in kinds}
     assert drawn() == there
@@ -54,7 +54,7 @@ def test_the_drawing_is_the_tree() -> None:
 
 @pytest.mark.parametrize("kind", ALL, ids=lambda kind: str(kind.__name__))
 def test_an_error_travels_between_processes(kind: type[StatelogError]) -> None:
-    """Pickled, as Spark's workers hand it to the driver, an error keeps kind, message, hint and facts."""
+    """A pickled error retains class, message, hint and facts, as between Spark's workers and the driver."""
     error = kind("it broke", hint="mend it", partition=3, topic="t")
     again = pickle.loads(pickle.dumps(error))
     assert type(again) is kind
@@ -63,8 +63,9 @@ def test_an_error_travels_between_processes(kind: type[StatelogError]) -> None:
 
 @pytest.mark.parametrize("kind", ALL, ids=lambda kind: str(kind.__name__))
 def test_an_error_is_said_again_with_what_its_caller_knows(kind: type[StatelogError]) -> None:
-    """Its class and message stay, a hint takes the place of its own, facts are added or replaced; the first is as it
-    was.
+    """A derived error has the same class and message, another hint, and added or replaced facts.
+
+    The first one is unchanged.
     """
     error = kind("wrong", hint="Do this", topic="t", offset=1)
     again = error.restated(hint="Do that", offset=2, partition=3)

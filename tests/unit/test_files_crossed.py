@@ -1,5 +1,6 @@
-"""How many files of the house each way in runs through, on the twins: who follows a call has as many to open. A figure
-may only fall; whoever raises one says why.
+"""The number of our files that each entry point runs through, on the twins, as a measure of how hard it is to follow.
+
+A figure may only fall; a change that raises one says why.
 """
 
 import gc
@@ -28,8 +29,9 @@ _TWINS = str(Path(_HOUSE, "testing"))
 
 @contextmanager
 def _crossed() -> Generator[set[str]]:
-    """The files in which something was called by the end of the block, on any thread that began in it. What other tests
-    left is not collected meanwhile, for it may have a call to make.
+    """Record the files in which something was called by the end of the block, on any thread started in it.
+
+    Garbage of other tests is not collected meanwhile, since it may call our code.
     """
     files: set[str] = set()
 
@@ -53,7 +55,7 @@ def _crossed() -> Generator[set[str]]:
 
 @pytest.fixture(autouse=True)
 def _standing_clock() -> Generator[None]:
-    """However slow the machine is, nothing is asked again because it is too old."""
+    """Stop the clock, so that nothing is repeated because of its age on a slow machine."""
     with environment(clock=StillClock()):
         yield
 
@@ -65,7 +67,7 @@ def _files(way: Callable[[], object]) -> list[str]:
 
 
 def test_a_writer_and_a_recovery(tmp_path: Path) -> None:
-    """Of a log with a snapshot and a tail."""
+    """Opening a writer and a recovery, of a log with a snapshot and a tail, runs through few files."""
     twin = TwinLog()
     twin.write({b"a": b"1"})
     with twin.open() as log:
@@ -92,7 +94,7 @@ def test_a_writer_and_a_recovery(tmp_path: Path) -> None:
 
 
 def test_a_table(tmp_path: Path) -> None:
-    """Of a table with a snapshot."""
+    """Opening a table with a snapshot runs through few files."""
     tables = TableRig(twin_rig("table"), None)
     with tables.open() as table:
         table[b"a"] = b"1"

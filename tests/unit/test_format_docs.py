@@ -12,7 +12,10 @@ _SCHEMA_ROW = "(the schema's text)"
 
 
 def hex_dump(example: Example) -> str:
-    """Rows of an offset, up to 16 bytes in hexadecimal, and the printable ones as text. One row for a schema's text."""
+    """Return rows of an offset, up to 16 bytes in hexadecimal, and the printable ones as text.
+
+    A schema's text is one row.
+    """
     if not example.schema_text:
         return "\n".join(_rows(example.data, 0))
     start = example.data.index(example.schema_text)
@@ -31,20 +34,20 @@ def _rows(data: bytes, offset: int) -> list[str]:
 
 
 def undump(dump: str, schema_text: bytes) -> bytes:
-    """The bytes that a dump shows."""
+    """Return the bytes of a dump."""
     rows = (row[6:53] for row in dump.splitlines())
     return b"".join(schema_text if row.startswith(_SCHEMA_ROW) else bytes.fromhex(row) for row in rows)
 
 
 def dump_in(document: str, name: str) -> str:
-    """The dump that a document shows under the marker of this example; empty if there is none."""
+    """Return the dump that a document shows under this example's marker, or an empty text."""
     found = re.search(rf"<!-- example: {name} -->\n```text\n(.*?)\n```", document, re.DOTALL)
     return found.group(1) if found else ""
 
 
 @pytest.mark.parametrize("name", list(EXAMPLES))
 def test_the_documents_examples_decode(name: str) -> None:
-    """The dump in the document, read as bytes, decodes to the value that the document describes."""
+    """The dump in the document decodes to the value that the document describes."""
     example = EXAMPLES[name]
     dump = dump_in((DOCS / f"{example.document}.md").read_text("utf-8"), name)
     assert example.decode(undump(dump, example.schema_text)) == example.value
@@ -52,7 +55,7 @@ def test_the_documents_examples_decode(name: str) -> None:
 
 @pytest.mark.parametrize("name", list(EXAMPLES))
 def test_the_documents_show_what_is_written(name: str) -> None:
-    """The dump is the one of today's bytes, so a change of the format has to change the document."""
+    """The dump has today's bytes, so a change of the format has to change the document."""
     example = EXAMPLES[name]
     assert dump_in((DOCS / f"{example.document}.md").read_text("utf-8"), name) == hex_dump(example)
 

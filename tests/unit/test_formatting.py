@@ -1,4 +1,4 @@
-"""Quantities as people read them, on screens and in log lines."""
+"""Quantities for people, on screens and in log lines."""
 
 import json
 import math
@@ -15,7 +15,7 @@ def test_quantities_are_shown_for_people() -> None:
 
 
 def test_json_moves_no_terminal() -> None:
-    """What JSON takes as it is, and a terminal as an order, is escaped, and is read as it was; letters stay."""
+    """Characters that JSON accepts but a terminal obeys are escaped, and read back unchanged. Letters stay."""
     value = {"key": "\x1b[2J\x7f\x9b2J\x85", "value": "é\u3000\U0001f600"}
     assert json.loads(as_json(value)) == value
     assert not {chr(code) for code in (*range(32), *range(127, 160))} & set(as_json(value))
@@ -23,7 +23,10 @@ def test_json_moves_no_terminal() -> None:
 
 
 def test_numbers_that_json_lacks_are_texts() -> None:
-    """Any reader of JSON reads every line, wherever a NaN or an infinity stands; the rest is as it is."""
+    """NaN and infinity are written as text at any depth, so that any JSON reader reads every line.
+
+    The rest is unchanged.
+    """
 
     def no_json(text: str) -> None:
         raise AssertionError(text)

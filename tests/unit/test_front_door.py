@@ -1,4 +1,4 @@
-"""`import statelog`: the first names of a program, and nothing loaded before it is used."""
+"""`import statelog` offers a program's first names, and loads nothing before it is used."""
 
 import subprocess
 import sys
@@ -18,13 +18,13 @@ def _run(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 @pytest.mark.parametrize("name", statelog.__all__)
 def test_every_name_is_there(name: str) -> None:
-    """What the front door promises can be had from it, and is listed."""
+    """Every promised name of `statelog` exists and is listed."""
     assert getattr(statelog, name) is not None
     assert name in dir(statelog)
 
 
 def test_types_and_names_agree() -> None:
-    """Type checkers see the names that programs get."""
+    """Type checkers and programs see the same names."""
     source = (SOURCE / "__init__.py").read_text(encoding="utf-8")
     assert style.exported_names(source) >= set(statelog.__all__)
 
@@ -39,19 +39,19 @@ def test_a_name_that_moved_says_where_to(name: str, room: str) -> None:
 
 
 def test_the_version_is_that_of_the_distribution() -> None:
-    """`statelog.__version__` repeats nothing."""
+    """`statelog.__version__` is the distribution's."""
     assert statelog.__version__ == version("statelog")
 
 
 def test_importing_it_loads_no_room() -> None:
-    """Neither Arrow nor Kafka nor a room of ours."""
+    """The import loads neither Arrow nor Kafka nor a package of ours."""
     heavy = ("statelog.", "pyarrow", "confluent_kafka")
     code = f"import statelog, sys; print([name for name in sys.modules if name.startswith({heavy})])"
     assert _run("-c", code).stdout.strip() == "[]"
 
 
 def test_rooms_and_errors_are_attributes() -> None:
-    """`statelog.errors.NotFound` after nothing but `import statelog`; what is not there is an AttributeError."""
+    """`statelog.errors.NotFound` works after `import statelog` alone. A missing name is an AttributeError."""
     code = "import statelog; print(statelog.errors.NotFound.__name__, hasattr(statelog, 'elsewhere'))"
     assert _run("-c", code).stdout.split() == ["NotFound", "False"]
 

@@ -1,4 +1,4 @@
-"""Tokens for Amazon MSK: AWS's own signer, on this machine alone, with a region and credentials of the environment."""
+"""Tokens for Amazon MSK, from AWS's own signer, with region and credentials of the environment, without a network."""
 
 import base64
 import sys
@@ -17,7 +17,7 @@ KEY, SECRET = "AKIDEXAMPLE", "canary-7f3a-aws"
 
 @pytest.fixture
 def aws(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> pytest.MonkeyPatch:
-    """An environment with a region and keys, and no other place where AWS's client would look."""
+    """Set a region and keys in the environment, and no other place where AWS's client would look."""
     for name in ("AWS_REGION", "AWS_DEFAULT_REGION", "AWS_PROFILE", "AWS_SESSION_TOKEN"):
         monkeypatch.delenv(name, raising=False)
     for name in ("AWS_CONFIG_FILE", "AWS_SHARED_CREDENTIALS_FILE"):
@@ -31,14 +31,14 @@ def aws(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> pytest.MonkeyPatch:
 
 @pytest.fixture
 def signer() -> None:
-    """The extra `statelog[msk]`."""
+    """Skip without the extra `statelog[msk]`."""
     pytest.importorskip("aws_msk_iam_sasl_signer", reason="MSK's signer is not tested in this run: it is not installed")
 
 
 @pytest.mark.usefixtures("signer")
 @pytest.mark.parametrize("region", ["eu-central-1", "us-east-2"])
 def test_a_token_is_a_signed_request_to_connect(aws: pytest.MonkeyPatch, region: str) -> None:
-    """In the region of the environment, AWS_REGION first; for a quarter of an hour; without the key that signs it."""
+    """A token is for the environment's region, AWS_REGION first, lasts a quarter of an hour, and lacks the key."""
     aws.setenv("AWS_REGION", region)
     text, expires_s = msk.token()
     url = urlsplit(base64.urlsafe_b64decode(text + "==").decode())
@@ -52,13 +52,13 @@ def test_a_token_is_a_signed_request_to_connect(aws: pytest.MonkeyPatch, region:
 
 @pytest.mark.usefixtures("aws")
 def test_it_is_named_in_a_where() -> None:
-    """By the function or by its name; another process needs no more."""
+    """A `Where` has the function or its name, and another process needs no more."""
     kafka = {"bootstrap.servers": "b-1.example:9098"}
     assert Where(kafka, "/logs", kafka_token=msk.token) == Where(kafka, "/logs", kafka_token="statelog.msk:token")
 
 
 def test_what_is_missing_is_told(aws: pytest.MonkeyPatch) -> None:
-    """The extra, and the region: nobody has to read a traceback of AWS's client."""
+    """A missing extra or region is a typed error, without a traceback of AWS's client."""
     aws.setitem(sys.modules, "aws_msk_iam_sasl_signer.MSKAuthTokenProvider", None)
     with pytest.raises(ConfigError, match="is not installed") as caught:
         msk.token()
@@ -70,7 +70,7 @@ def test_what_is_missing_is_told(aws: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("signer")
 def test_missing_credentials_are_told(aws: pytest.MonkeyPatch) -> None:
-    """By what to set, and not as an attribute that None lacks."""
+    """Missing credentials are an error with what to set, and not a missing attribute of None."""
     aws.delenv("AWS_ACCESS_KEY_ID")
     aws.delenv("AWS_SECRET_ACCESS_KEY")
     with pytest.raises(ConfigError, match="finds no credentials") as caught:

@@ -1,4 +1,4 @@
-"""`statelog.open`: the second run, rivals that make the log at the same moment, and options that contradict it."""
+"""`statelog.open`: the second run, concurrent creation of the log, and options that contradict it."""
 
 from collections.abc import Callable
 from functools import partial
@@ -24,14 +24,14 @@ _OTHER = '{"type": "record", "name": "Point", "fields": [{"name": "z", "type": "
 
 
 class _World:
-    """A cluster and a disk that any number of processes open the log `visits` on."""
+    """A cluster and a disk on which any number of processes open the log `visits`."""
 
     def __init__(self) -> None:
         self.cluster = MemoryCluster()
         self.disk = MemoryDisk(lambda: 1_000.0)
 
     def open(self, faults: FaultHook | None = None, *, create: bool = True, **options: Any) -> Log:
-        """As a process of its own; `create` unless told otherwise."""
+        """Open as a process of its own, with `create` by default."""
         store = MemoryStore(self.disk, "visits", **({"faults": faults} if faults else {}))
         where = where_at(MemoryKafka(cluster=self.cluster), store)
         return statelog.open("visits", where, create=create and statelog.LogOptions(**options))
@@ -39,13 +39,13 @@ class _World:
 
 @pytest.fixture
 def world(monkeypatch: pytest.MonkeyPatch) -> _World:
-    """Nobody waits for a rival: each of them has done all that it will do when it is looked for."""
+    """Return a world in which nothing waits for a competing creator: each has finished when it is checked."""
     monkeypatch.setattr(log_module, "_PAUSES_S", (0.0,) * 5)
     return _World()
 
 
 def test_the_second_run_opens_what_the_first_one_made(world: _World) -> None:
-    """One program, run twice: the state of the first run is there in the second."""
+    """A program that runs twice has the state of the first run in the second."""
     with world.open(partitions=3) as log, statelog.Writer(log, "web") as writer:
         writer.put(b"alice", b"1")
         writer.commit(checkpoint_id=1)
@@ -55,7 +55,7 @@ def test_the_second_run_opens_what_the_first_one_made(world: _World) -> None:
 
 
 def test_without_create_nothing_is_made(world: _World) -> None:
-    """An absent log is NotFound, the hint names the way to one, and neither topics nor files are left behind."""
+    """Without `create`, an absent log is NotFound with a hint, and neither topics nor files are made."""
     with pytest.raises(NotFound, match="no log visits") as raised:
         world.open(create=False)
     assert raised.value.hint == "Pass create=True, or make it with `statelog init`"
@@ -64,7 +64,7 @@ def test_without_create_nothing_is_made(world: _World) -> None:
 
 
 def test_a_log_that_is_deleted_leaves_no_directory_behind(world: _World, tmp_path: Path) -> None:
-    """On a local root all directories of the log go with its files; what else lies there stays."""
+    """Deleting a log on a local root removes its directories with its files. Other files stay."""
     (tmp_path / "orders").mkdir()
     where = where_at(MemoryKafka(cluster=world.cluster), tmp_path)
     with statelog.open("visits", where, create=statelog.LogOptions(value_schema=_POINT)) as log:
@@ -82,13 +82,13 @@ def test_an_address_is_no_kafka() -> None:
 
 
 def test_a_name_is_checked_first(world: _World) -> None:
-    """A name that no log can have is refused before anything is asked."""
+    """An impossible name is refused before anything is asked."""
     with pytest.raises(InvalidName):
         statelog.open("no such name", Where(MemoryKafka(), "/nowhere"), create=True)
 
 
 def test_options_that_differ_are_named(world: _World) -> None:
-    """Every one that contradicts the log, with both values, and no other."""
+    """Every option that contradicts the log is named with both values, and no other."""
     with world.open(partitions=3, key_groups=16, key_type="string"):
         pass
     with pytest.raises(ConfigError) as raised:
@@ -103,7 +103,7 @@ def test_options_that_differ_are_named(world: _World) -> None:
 
 
 def test_options_that_agree_are_no_error(world: _World) -> None:
-    """Whether they were given at first or were the defaults."""
+    """Options that agree with the log are accepted, whether they were given at first or were defaults."""
     with world.open():
         pass
     with world.open(partitions=8, key_groups=128, key_type="bytes", hash_rule="crc32") as log:
@@ -111,7 +111,10 @@ def test_options_that_agree_are_no_error(world: _World) -> None:
 
 
 def test_key_groups_by_prefix_are_an_option_of_the_log(world: _World) -> None:
-    """Both words are needed, and no numbers as keys; nothing is made of a half. An open that names others fails."""
+    """Key groups by prefix need both options, and keys that are not numbers. Otherwise nothing is made.
+
+    An open with another prefix fails.
+    """
     halves: list[dict[str, Any]] = [{"hash_rule": "crc32-prefix"}, {"prefix_bytes": 8}]
     halves.append({"hash_rule": "caller", "prefix_bytes": 8})
     for half in halves:
@@ -133,7 +136,7 @@ def test_key_groups_by_prefix_are_an_option_of_the_log(world: _World) -> None:
 
 
 def test_an_unknown_kind_is_refused(world: _World) -> None:
-    """It is no difference, but a word that says nothing."""
+    """An unknown kind is refused as such, and not as a difference."""
     with world.open():
         pass
     with pytest.raises(ConfigError, match="key_type is 'text'") as raised:
@@ -142,7 +145,10 @@ def test_an_unknown_kind_is_refused(world: _World) -> None:
 
 
 def test_a_schema_that_the_log_had_or_has_agrees(world: _World) -> None:
-    """An old program opens a log that has evolved; one that says a schema of its own has to evolve the log first."""
+    """An old program opens a log whose schema has evolved.
+
+    A program with an unknown schema has to evolve the log first.
+    """
     with world.open(value_schema=_POINT) as log:
         log.evolve_value_schema(_WIDER)
     for known in (_POINT, _WIDER):
@@ -153,7 +159,7 @@ def test_a_schema_that_the_log_had_or_has_agrees(world: _World) -> None:
 
 
 def test_a_log_just_made_is_not_asked_for_its_schemas(world: _World) -> None:
-    """It was made by these very options; only a log that was there already has to be compared with them."""
+    """A log that was just made with these options is not asked for its schemas. An existing log is compared."""
     asked: list[str] = []
 
     def noting(method: str, path: str) -> None:
@@ -166,7 +172,7 @@ def test_a_log_just_made_is_not_asked_for_its_schemas(world: _World) -> None:
 
 
 def test_an_error_closes_the_client_made_here(monkeypatch: pytest.MonkeyPatch, world: _World) -> None:
-    """Settings, and not a port, were given: nobody else could close what was made of them."""
+    """An error closes the client that was made of settings, since the caller has no access to it."""
     made = MemoryKafka(cluster=world.cluster)
     closed: list[bool] = []
 
@@ -185,11 +191,11 @@ def test_an_error_closes_the_client_made_here(monkeypatch: pytest.MonkeyPatch, w
     assert closed == [True, True]
 
 
-# ---- rivals
+# ---- concurrent creators
 
 
 class _At:
-    """A store's hook that does something at one of its calls, once. `calls` counts them all."""
+    """A store's hook that acts at one of its calls, once. `calls` counts them all."""
 
     def __init__(self, number: int, work: Callable[[], Fault | None]) -> None:
         self.calls = 0
@@ -209,7 +215,7 @@ def _calls_of_a_create() -> int:
 
 @pytest.mark.parametrize("number", range(1, _calls_of_a_create() + 1))
 def test_a_rival_that_makes_it_meanwhile(world: _World, number: int) -> None:
-    """Whichever step of ours it comes before: both open one and the same log."""
+    """A process that makes the log before any step of ours opens the same log as we do."""
     rivals: list[Log] = []
 
     def rival() -> None:
@@ -225,7 +231,7 @@ def test_a_rival_that_makes_it_meanwhile(world: _World, number: int) -> None:
 
 @pytest.mark.parametrize("number", range(1, _calls_of_a_create() + 1))
 def test_a_create_that_died_is_completed(number: int) -> None:
-    """At whichever step it died, with its effect or without: the next one opens a whole log."""
+    """A creation that died at any step, with or without its effect, is completed by the next one."""
     for fault in (Fault.BEFORE, Fault.AFTER):
         world = _World()
         dies: Callable[[], Fault] = partial(Fault, fault)
@@ -238,14 +244,14 @@ def test_a_create_that_died_is_completed(number: int) -> None:
 
 
 def test_a_rival_of_other_options_wins(world: _World) -> None:
-    """What it made stands, and whoever wanted it otherwise is told."""
+    """The log of the first creator remains, and another one with other options is refused."""
     step = _At(3, lambda: world.open(partitions=2).close())
     with pytest.raises(ConfigError, match="partitions is 2 and not 3"):
         world.open(step, partitions=3)
 
 
 def test_a_topic_in_the_way_is_told(world: _World) -> None:
-    """A topic of this name that is no log's is neither taken over nor waited for without an end."""
+    """A foreign topic of this name is neither taken over nor waited for without an end."""
     kafka = MemoryKafka(cluster=world.cluster)
     kafka.create_topic(TopicSpec(name="visits", partitions=1, replication_factor=1))
     with pytest.raises(AlreadyExists, match="not an empty one of this shape"):
@@ -253,7 +259,7 @@ def test_a_topic_in_the_way_is_told(world: _World) -> None:
 
 
 def test_a_log_below_another_root_is_told(world: _World) -> None:
-    """Whoever makes a log with the wrong root hears that there is one, whether or not it has changes by now."""
+    """Making a log that exists below another root is refused, whether or not it has changes."""
     with world.open() as log:
         for changes in range(2):
             elsewhere = MemoryStore(MemoryDisk(lambda: 1_000.0), "visits")

@@ -1,4 +1,4 @@
-"""What tells others how to install and check the project agrees with itself."""
+"""The files on installing and checking the project agree with each other."""
 
 import re
 import tomllib
@@ -15,14 +15,14 @@ _PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"
 
 
 def test_constraints_pin_each_direct_requirement() -> None:
-    """Each at one version that pyproject.toml allows, and nothing else."""
+    """constraints.txt pins each direct requirement at one allowed version, and nothing else."""
     pins, wanted = pinned(), requirements()
     assert pins.keys() == wanted.keys()
     assert [str(one) for name, every in wanted.items() for one in every if not one.specifier.contains(pins[name])] == []
 
 
 def test_each_named_python_is_tested() -> None:
-    """The classifiers name those of CI's matrix, and the oldest is the one that pip asks for."""
+    """The classifiers name the Pythons of CI's matrix, and the oldest is the required minimum."""
     tested = re.findall(r'"(3\.\d+)"', re.search(r"python: \[(.*)\]", _WORKFLOW)[1])  # type: ignore[index]  # it is there
     prefix = "Programming Language :: Python :: "
     assert [one.removeprefix(prefix) for one in _PROJECT["classifiers"] if one.startswith(f"{prefix}3.")] == tested
@@ -39,7 +39,7 @@ def test_ci_runs_what_the_makefile_has() -> None:
 
 
 def test_the_changelog_begins_with_this_version() -> None:
-    """Below Unreleased comes the version of pyproject.toml with its day; older ones follow, each once."""
+    """Below Unreleased, the changelog has the version of pyproject.toml with its day, then older ones, each once."""
     headings = re.findall(r"^## (.*)$", _CHANGELOG, re.MULTILINE)
     assert headings[0] == "[Unreleased]"
     found = [re.fullmatch(r"\[(\d+\.\d+\.\d+)\] - \d{4}-\d\d-\d\d", one) for one in headings[1:]]
@@ -57,7 +57,7 @@ def test_each_version_has_its_groups_in_order() -> None:
 
 
 def test_each_change_is_short() -> None:
-    """At most 40 words for a change, and 1,500 for a version."""
+    """A change has at most 40 words, and a version 1,500."""
     changes = re.findall(r"^- (.*(?:\n  .*)*)", _CHANGELOG, re.MULTILINE)
     assert changes
     assert [one for one in changes if len(one.split()) > 40] == []

@@ -1,8 +1,8 @@
-"""Every name that a program meets has one public home, and a face exports nothing else. All is read from source.
+"""Every name that a program uses has one public home, and a face exports nothing else. All is read from source.
 
-The policy, for every room alike: a room's face (`statelog.<room>`) exports names that the room itself defines, those
-that a document names and those in the public signatures of exported names, of this room or another. Errors and
-warnings have `statelog.errors`, and `statelog` has again what a first program needs.
+The policy is the same for every room. A face (`statelog.<room>`) exports names that its room defines. Each must be in a
+document, or in the public signature of an exported name of any room. Errors and warnings are in `statelog.errors`, and
+`statelog` repeats what a first program needs.
 """
 
 import ast
@@ -19,7 +19,7 @@ from tests.support.rooms import ROOMS, SOURCE
 from tests.support.style import declared_names
 
 _Function = ast.FunctionDef | ast.AsyncFunctionDef
-_Signature = tuple[str, str, ast.expr]  # whose it is, the module that its names are looked up in, an annotation
+_Signature = tuple[str, str, ast.expr]  # the owner, the module that its names are looked up in, an annotation
 
 
 class Name(NamedTuple):
@@ -33,8 +33,9 @@ class Name(NamedTuple):
 
 
 def exported(face: str) -> dict[str, Name]:
-    """The names in the `__all__` of a module, each with where it is defined; without one, the public ones that it
-    defines.
+    """Return the names in a module's `__all__` with their definitions.
+
+    Without it, return the public names that it defines.
     """
     names = declared_names(_source(face))
     if names is None:
@@ -43,9 +44,9 @@ def exported(face: str) -> dict[str, Name]:
 
 
 def homeless(faces: Iterable[str], excused: Collection[str] = ()) -> dict[Name, str]:
-    """What no face exports, although a program passes it to an exported name. An alias needs no home if its parts have.
+    """Return names that a program passes to exported names, although no face exports them.
 
-    What is `excused`, by its name, needs none, nor do its parts.
+    An alias needs no home if its parts have. `excused` names and their parts need none.
     """
     homes = {name for face in faces for name in exported(face).values()}
     found: dict[Name, str] = {}
@@ -63,10 +64,9 @@ def homeless(faces: Iterable[str], excused: Collection[str] = ()) -> dict[Name, 
 
 
 def taken_by(owner: Name) -> Iterator[tuple[str, Name]]:
-    """The names of ours that a function takes, or a class in its methods or as its settings; each with whose it is.
+    """Return our names that a function takes, or a class in its methods or settings, each with its owner.
 
-    The constructor of a class that is "made by `...`", as its docstring says, is not for its users, nor are the methods
-    of a protocol.
+    The methods of a protocol are left out, and so is a constructor if the class is "made by `...`" in its docstring.
     """
     for where, module, annotation in _signatures(owner):
         for word in _words(annotation):
@@ -89,7 +89,7 @@ def _signatures(owner: Name) -> Iterator[_Signature]:
 
 
 def _of_class(owner: Name, node: ast.ClassDef, overridden: frozenset[str]) -> Iterator[_Signature]:
-    """Those of the class, and of its bases where it does not override them."""
+    """Return the signatures of a class, and of its bases where it does not override them."""
     own = overridden | {part.name for part in node.body if isinstance(part, _Function)}
     for word in (word for base in node.bases for word in _words(base)):
         base = _definition(Name(owner.module, word))
@@ -127,7 +127,7 @@ def _is_public(name: str) -> bool:
 
 
 def _is_setting(owner: Name, field: str) -> bool:
-    """Whether it is a field of a value that programs make."""
+    """Return whether it is a field of a value that programs make."""
     return owner.name.endswith(("Settings", "Options", "Policy", "Cap", "Where")) and _is_public(field)
 
 
@@ -163,7 +163,7 @@ def _node(name: Name) -> ast.stmt | None:
 
 
 def _bindings(module: str) -> dict[str, ast.stmt | Name]:
-    """What a module defines at its top, and what of ours it imports, for type checkers alone or not."""
+    """Return the definitions at a module's top, and its imports of ours, also those for type checkers alone."""
     return _bound(_source(module))
 
 
@@ -222,33 +222,33 @@ def _documented() -> set[str]:
 
 
 def test_whatever_a_program_passes_has_a_public_home() -> None:
-    """Who calls can import what the parameters speak of."""
+    """A caller can import every type of the parameters."""
     assert {str(name): where for name, where in homeless(HOMES, EXCUSED).items()} == {}
 
 
 def test_a_person_can_know_the_public_names() -> None:
-    """All faces together have few of them."""
+    """All faces together have few names."""
     names = {name for face in ("statelog", *FACES) for name in exported(face).values()}
     assert len(names) <= MOST
 
 
 @pytest.mark.parametrize("face", FACES)
 def test_a_face_exports_names_of_its_own_room(face: str) -> None:
-    """So that a name has one home, and its room says where it is defined."""
+    """A face exports names of its own room, so that a name has one home."""
     own = (f"{face}.", _FACELESS.get(face, f"{face}."))
     assert [str(name) for name in exported(face).values() if not f"{name.module}.".startswith(own)] == []
 
 
 @pytest.mark.parametrize("face", FACES)
 def test_a_face_exports_what_programs_name(face: str) -> None:
-    """In a document, or as a parameter of something exported."""
+    """Every exported name is in a document, or is a parameter of something exported."""
     passed = {taken for home in HOMES for name in exported(home).values() for _, taken in taken_by(name)}
     words = _documented()
     assert [label for label, name in exported(face).items() if label not in words and name not in passed] == []
 
 
 def test_every_error_is_in_the_one_tree() -> None:
-    """No module but `statelog.errors` defines an error of the tree, or a warning."""
+    """Only `statelog.errors` defines errors of the tree, and warnings."""
     kinds = "|".join((r"\w*Warning", *exported("statelog.errors")))
     found = {
         f"{path.relative_to(SOURCE)}: {name}"
@@ -260,7 +260,10 @@ def test_every_error_is_in_the_one_tree() -> None:
 
 
 def test_a_name_without_a_home_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In a parameter, a setting, an alias, a base's method; not if it is given back, private, overridden or ours."""
+    """A name without a home is found in a parameter, a setting, an alias or a base's method.
+
+    Names that are returned, private, overridden or marked as made by us need none.
+    """
     package = tmp_path / "statelog"
     package.mkdir()
     (package / "__init__.py").write_text(

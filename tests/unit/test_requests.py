@@ -1,5 +1,6 @@
-"""How many requests each way in makes of Kafka and the store, on the twins: none asks again what another has just
-verified. A figure may only fall; whoever raises one says why.
+"""The number of requests to Kafka and the store of each entry point, on the twins, without repeated verification.
+
+A figure may only fall; a change that raises one says why.
 """
 
 import time
@@ -45,9 +46,9 @@ _PORTS: dict[type, tuple[str, ...]] = {
 
 @pytest.fixture
 def requests(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
-    """What was asked of the ports by now, by name. Within a second, that is, however slow the machine.
+    """Return the requests to the ports so far, by name, within a second, however slow the machine.
 
-    What is asked at once, an identity, is one request, of however many parts the twin makes it.
+    An identity, which is asked for at once, is one request, of however many parts the twin makes it.
     """
     monkeypatch.setattr(Log, "recheck_s", 3600.0)
     monkeypatch.setattr(history, "COMPARE_S", 3600.0)
@@ -76,8 +77,9 @@ def _counted(asked: Counter[str], name: str, method: Callable[..., Any]) -> Call
 
 
 def test_a_log_a_writer_and_a_recovery(requests: Counter[str], tmp_path: Path) -> None:
-    """Of a log with a snapshot and a tail. The writer opens right behind the log, the recovery right behind the
-    writer, the round behind both.
+    """Opening a log, a writer and a recovery, and a round, make few requests, with a snapshot and a tail.
+
+    Each opens right behind the one before.
     """
     twin = TwinLog()
     twin.write({b"a": b"1"})
@@ -91,7 +93,7 @@ def test_a_log_a_writer_and_a_recovery(requests: Counter[str], tmp_path: Path) -
         with Writer(log, "w") as writer:
             assert requests.total() <= 13, requests  # One reads the Open back, two the witnesses of small commits.
             requests.clear()
-            for sends in (2, 1):  # A witness goes along, once a second.
+            for sends in (2, 1):  # A witness accompanies it, once a second.
                 writer.put(b"k", b"v")
                 writer.commit()
                 assert requests == {"MemoryProducer.send": sends}
@@ -106,7 +108,7 @@ def test_a_log_a_writer_and_a_recovery(requests: Counter[str], tmp_path: Path) -
 
 
 def test_a_table_and_its_standby(requests: Counter[str], tmp_path: Path) -> None:
-    """Of a table with a snapshot; a standby that has nothing new to read; its promotion."""
+    """Opening a table with a snapshot makes few requests, and so do an idle standby and its promotion."""
     tables = TableRig(twin_rig("table"), None)
     with tables.open() as table:
         table[b"a"] = b"1"
@@ -127,7 +129,7 @@ def test_a_table_and_its_standby(requests: Counter[str], tmp_path: Path) -> None
 
 
 def test_what_is_idle_asks_nothing(requests: Counter[str]) -> None:
-    """A standby and a follower wait at the broker: a commit comes by itself, and between two nothing is asked."""
+    """An idle standby and follower wait at the broker: a commit arrives by itself, and nothing is asked in between."""
     tables = TableRig(twin_rig("table"), None)
     with (
         tables.open() as table,
@@ -141,14 +143,14 @@ def test_what_is_idle_asks_nothing(requests: Counter[str]) -> None:
             wait_for(lambda number=number: standby.get(b"a") == number)  # type: ignore[misc]  # a default binds it
             while not next(stream).changes.num_rows:
                 pass
-            time.sleep(1.5)  # After a second what was read is compared once more.
+            time.sleep(1.5)  # After a second, the records that were read are compared once more.
             requests.clear()
             time.sleep(1.0)
             assert not requests, requests
 
 
 def test_each_record_of_the_ledger_is_folded_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """By a writer, a recovery and a table that are opened; and a promotion folds what its standby has not: its Open."""
+    """A writer, a recovery and a table fold each record of the ledger once. A promotion folds only its own Open."""
     folded: Counter[str] = Counter()
     monkeypatch.setattr(LedgerFold, "apply", _counted(folded, "record", LedgerFold.apply))
 
@@ -179,7 +181,7 @@ def test_each_record_of_the_ledger_is_folded_once(monkeypatch: pytest.MonkeyPatc
 
 
 def test_each_record_is_folded_once_for_all_writers_of_a_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    """However many share a log."""
+    """All writers of a process fold each record of a log once."""
     twin = twin_rig("log")
     with twin.create(partitions=32, key_groups=64) as log, ExitStack() as closing:
         writers = [closing.enter_context(Writer(log, f"w{one}", partitions=[one])) for one in range(32)]
@@ -192,7 +194,7 @@ def test_each_record_is_folded_once_for_all_writers_of_a_process(monkeypatch: py
 
 
 def test_an_opening_beside_a_load_reads_little_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of what no commit lists the last records of each partition, however much there is."""
+    """An opening during a load reads only the last records of each partition that no commit lists."""
     twin, read = twin_rig("log"), list[Record]()
     with twin.create(partitions=2, key_groups=4) as log:
         load = Writer(log, "load")

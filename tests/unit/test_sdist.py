@@ -17,12 +17,13 @@ _BUILD = ("pyproject.toml", ".gitignore")
 
 @pytest.mark.timeout(900)
 def test_the_house_stands_in_a_source_distribution(tmp_path: Path) -> None:
-    """From the files that it lists and no others, every test can be collected, and those of the whole house pass."""
+    """Every test can be collected from the listed files alone, and the tests of the whole codebase pass."""
     config = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))
     listed: list[str] = config["tool"]["hatch"]["build"]["targets"]["sdist"]["only-include"]
     for name in (*listed, *(name for name in _BUILD if (ROOT / name).exists())):
         if (ROOT / name).is_dir():
-            # With what is compiled, which Python knows by time and size of its source, but for what is being written.
+            # Compiled files are copied, since Python knows them by their source's time and size, except those being
+            # written.
             shutil.copytree(ROOT / name, tmp_path / name, ignore=shutil.ignore_patterns("*.pyc.*"))
         else:
             shutil.copy(ROOT / name, tmp_path / name)
@@ -36,7 +37,7 @@ def test_the_house_stands_in_a_source_distribution(tmp_path: Path) -> None:
 
 
 def _besides_the_house(root: Path) -> list[str]:
-    """The options by which one run collects every test and runs those of the whole house alone."""
+    """Return the options by which one run collects every test and runs only those of the whole codebase."""
     rooms = [path for place in ("tests", "tests/unit") for path in (root / place).iterdir() if path.is_dir()]
     besides = [f"{path.relative_to(root).as_posix()}/" for path in rooms if path.name != "unit"]
     return [f"--deselect={name}" for name in [*besides, f"tests/unit/{Path(__file__).name}"]]

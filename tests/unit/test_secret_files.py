@@ -1,4 +1,4 @@
-"""Secrets that settings name by a file: read when a client is made, each time anew, and never shown."""
+"""Secrets in files that settings name are read whenever a client is made, and never shown."""
 
 import pickle
 import traceback
@@ -24,7 +24,7 @@ SERVERS = {"bootstrap.servers": "localhost:1"}
 
 @pytest.fixture
 def mounted(tmp_path: Path) -> Path:
-    """A secret as orchestrators mount it."""
+    """Return a secret as orchestrators mount it."""
     path = tmp_path / "mounted"
     path.write_text(CANARY, encoding="utf-8")
     return path
@@ -32,14 +32,14 @@ def mounted(tmp_path: Path) -> Path:
 
 @pytest.mark.parametrize("ending", ["", "\n", "\r\n", "\n\n"])
 def test_a_line_end_is_no_part_of_a_secret(mounted: Path, ending: str) -> None:
-    """Whoever wrote it by `echo` meant what stands before; blanks may be a part of it."""
+    """A line end, as of `echo`, is no part of a secret. Blanks may be."""
     mounted.write_bytes(f" {CANARY} {ending}".encode())
     config = client_config({**SERVERS, "sasl.password.file": str(mounted)})
     assert config.opened(config.settings)["sasl.password"] == f" {CANARY} "
 
 
 def test_a_client_is_given_what_is_in_the_file_now(mounted: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is read for each client: one that is made after a rotation has the new secret."""
+    """Each new client reads the file, so it has the secret after a rotation."""
     given: list[dict[str, Any]] = []
     config = client_config({**SERVERS, "sasl.password.file": str(mounted)})
 
@@ -55,7 +55,7 @@ def test_a_client_is_given_what_is_in_the_file_now(mounted: Path, monkeypatch: p
 
 
 def test_a_store_is_given_what_is_in_the_file(mounted: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """When it connects, and not before."""
+    """A store reads the file when it connects, and not before."""
     given: list[dict[str, Any]] = []
 
     def connected(_: str, **options: Any) -> tuple[Any, str]:
@@ -75,7 +75,7 @@ def test_a_store_is_given_what_is_in_the_file(mounted: Path, monkeypatch: pytest
     [(None, "No such file"), (b"", "it is empty"), (b"\n", "it is empty"), (b"\xff\xfe", "UTF-8")],
 )
 def test_a_file_without_a_secret_is_named(mounted: Path, content: bytes | None, problem: str) -> None:
-    """With the setting that names it, by Kafka's clients and by the store."""
+    """A file without a secret is named with its setting, by Kafka's clients and by the store."""
     mounted.unlink() if content is None else mounted.write_bytes(content)
     where = Where({**SERVERS, "sasl.password.file": str(mounted)}, "s3://b", storage_options={"key_file": str(mounted)})
     store = open_store("s3://bucket/logs", "log", where.storage_options)
@@ -90,7 +90,7 @@ def test_a_file_without_a_secret_is_named(mounted: Path, content: bytes | None, 
 
 
 def test_no_secret_of_a_file_is_shown(mounted: Path) -> None:
-    """Its path is, everywhere; what is in it nowhere, also where the client repeats it."""
+    """The path of a secret's file is shown, and its contents never, also where the client repeats them."""
     options = {"secret_file": str(mounted)}
     where = Where({**SERVERS, "ssl.key.pem.file": str(mounted)}, "s3://b", storage_options=options)
     config = where.client_config()
@@ -103,7 +103,10 @@ def test_no_secret_of_a_file_is_shown(mounted: Path) -> None:
 
 
 def test_what_a_client_was_given_is_hidden_from_then_on(mounted: Path) -> None:
-    """No file is read for a message: a rotation since, or one that was unmounted, shows nothing of an older client."""
+    """A secret is hidden from the moment that a client gets it, without reading the file again.
+
+    It stays hidden after a rotation or an unmount.
+    """
     config = client_config({**SERVERS, "sasl.password.file": str(mounted), "sasl.username.file": str(mounted)})
     config.opened(config.settings)
     mounted.write_text("second-5e1b", encoding="utf-8")
@@ -114,7 +117,7 @@ def test_what_a_client_was_given_is_hidden_from_then_on(mounted: Path) -> None:
 
 
 def test_a_secret_is_said_in_one_way() -> None:
-    """Of one origin; where origins differ, the stronger says how."""
+    """One origin gives a secret in one way. Where origins differ, the stronger one decides."""
     with pytest.raises(ConfigError, match=r"sasl\.password is given, and sasl\.password\.file too"):
         client_config({**SERVERS, "sasl.password": "x", "sasl.password.file": "/x"})
     with pytest.raises(ConfigError, match="secret is given, and secret_file too"):
@@ -131,7 +134,7 @@ def test_a_secret_is_said_in_one_way() -> None:
 
 
 def test_other_settings_that_end_so_are_not_ours() -> None:
-    """librdkafka's own files, and what no file may say, because a rule looks at its value."""
+    """librdkafka's own file settings, and those whose value a rule checks, are not read from files."""
     for name in ("sasl.oauthbearer.assertion.private.key.file", "enable.ssl.certificate.verification.file", "x.file"):
         given = {**SERVERS, name: "/x"}
         assert client_config(given).opened(given) == given
@@ -146,7 +149,7 @@ def test_other_settings_that_end_so_are_not_ours() -> None:
     ],
 )
 def test_a_found_file_names_no_file_to_send(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str) -> None:
-    """A directory's own file names the address, too: what it names would go there."""
+    """A directory's own file may not name a secret's file: it names the address, too, where the contents would go."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "statelog.toml").write_text(f"bootstrap = 'b:1'\nroot = 's3://b'\n{text}\n")
     home = {"XDG_CONFIG_HOME": str(tmp_path)}

@@ -1,4 +1,4 @@
-"""docs/semantics.md answers for every behaviour of the originals, and the tests that it names exist."""
+"""docs/semantics.md covers every behaviour of the originals, and the tests that it names exist."""
 
 import re
 from pathlib import Path
@@ -11,13 +11,13 @@ BEHAVIOURS = {"W": 16, "B": 13, "L": 5, "O": 6, "M": 15, "T": 7, "R": 17, "S": 1
 
 
 def rows() -> list[tuple[str, str]]:
-    """Every row of the page's tables: its name, empty for what we add, and the tests that show it."""
+    """Return every row of the page's tables: its name, empty for what we add, and the tests that show it."""
     page = (ROOT / "docs" / "semantics.md").read_text("utf-8")
     return re.findall(r"^\| ([A-Z]\d+|) ?\|.*\|([^|]*)\|$", page, re.MULTILINE)
 
 
 def test_every_behaviour_has_its_row() -> None:
-    """None is left out, none comes twice, and they stand in order."""
+    """Every behaviour has one row, in order."""
     wanted = [f"{kind}{number}" for kind, count in BEHAVIOURS.items() for number in range(1, count + 1)]
 
     assert [name for name, _ in rows() if name] == wanted
@@ -25,7 +25,7 @@ def test_every_behaviour_has_its_row() -> None:
 
 @pytest.mark.parametrize("shown_by", sorted({shown_by for _, shown_by in rows()}))
 def test_a_row_names_tests_that_exist(shown_by: str) -> None:
-    """By file, or by file and function."""
+    """A row names existing tests, by file, or by file and function."""
     named = re.findall(r"`(tests/(?:\w+/)+test_\w+\.py)(?:::(\w+))?`", shown_by)
 
     assert named

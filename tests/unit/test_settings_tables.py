@@ -24,12 +24,12 @@ def _names(room: str) -> list[str]:
 
 @pytest.mark.parametrize("kind", _settings(), ids=lambda kind: str(kind.__name__))
 def test_every_setting_has_its_row(kind: type[Any]) -> None:
-    """In the order of the fields, the name first, then what it means."""
+    """The table has the fields in order, the name first, then its meaning."""
     rows = re.findall(r"^(\w+) {2,}\S", inspect.getdoc(kind) or "", re.MULTILINE)
     assert rows == [one.name for one in dataclasses.fields(kind)]
 
 
 def test_the_settings_are_found() -> None:
-    """Those of the rooms that have any."""
+    """The settings of all rooms that have any are found."""
     names = {kind.__name__ for kind in _settings()}
     assert names >= {"CacheSettings", "MaterializerSettings", "RecoverySettings", "RetentionPolicy", "WriterSettings"}

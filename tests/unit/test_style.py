@@ -1,4 +1,4 @@
-"""The house rules hold in the whole tree, and each check finds what it is there to find."""
+"""The house rules hold in the whole tree, and each check finds its offence."""
 
 import ast
 import re
@@ -50,7 +50,7 @@ def test_no_file_is_too_long() -> None:
 
 
 def test_no_module_is_a_fragment() -> None:
-    """What is short and of use to one module alone stands in that module. Faces are no modules of their own."""
+    """A short module that only one other imports belongs into that one. Faces are no modules of their own."""
     modules = {
         ".".join(path.relative_to(ROOT / "src").with_suffix("").parts): path.read_text(encoding="utf-8")
         for path in _room_modules()
@@ -60,7 +60,7 @@ def test_no_module_is_a_fragment() -> None:
 
 
 def test_a_fragment_is_found() -> None:
-    """A short module with one importer is one; a long one, one with two importers or none is not."""
+    """A short module with one importer is a fragment. A long one, one with two importers or none is not."""
     long = "\n" * style.MIN_FILE_LINES
     imports = "from a import x\nfrom b import y\nfrom c import z\n"
     sources = {"a": "x = 1\n", "b": f"y = 1{long}", "c": "z = 1\n", "d": imports, "e": "from c import z\n"}
@@ -68,7 +68,7 @@ def test_a_fragment_is_found() -> None:
 
 
 def test_every_ignore_has_a_reason() -> None:
-    """Whoever silences a linter or a type checker names the rule and says why."""
+    """An ignore for a linter or a type checker names the rule and has a reason."""
     assert _offences(style.bare_ignores, _python("src", *PROGRAMS, "tests")) == []
 
 
@@ -100,7 +100,7 @@ def test_the_import_contract_names_every_room() -> None:
 
 
 def test_a_class_is_the_only_one_of_its_name() -> None:
-    """Who reads a name in one room knows what it is in every other."""
+    """A class name is unique across rooms."""
     found = [
         one.name
         for path in _room_modules()
@@ -124,7 +124,7 @@ def test_links_are_for_people() -> None:
 
 
 def test_rooms_take_what_reading_offers_from_its_face() -> None:
-    """One list says what the other rooms have of it."""
+    """The other rooms import from the face of `reading` alone."""
     deep = re.compile(r"^\s*(?:from|import) statelog\.reading\.", re.MULTILINE)
     others = (path for path in _room_modules() if path.parent != SOURCE / "reading")
     assert [path for path in others if deep.search(path.read_text(encoding="utf-8"))] == []
@@ -133,7 +133,7 @@ def test_rooms_take_what_reading_offers_from_its_face() -> None:
 def test_what_declares_names_binds_them() -> None:
     """An `__all__` is without repetitions, and its module binds every name in it. Every face has one.
 
-    A module inside of a room needs none: it offers what has no underscore.
+    A module inside of a room needs none: its names without an underscore are for other modules.
     """
     wrong: list[str] = []
     for path in _room_modules():
@@ -154,7 +154,7 @@ def test_a_room_exports_what_it_says(room: str) -> None:
 
 
 def test_the_package_is_typed() -> None:
-    """It tells type checkers that it is annotated, for all of its rooms."""
+    """The package tells type checkers that it is annotated, for all of its rooms."""
     assert (SOURCE / "py.typed").exists()
 
 
@@ -184,7 +184,7 @@ def test_a_check_finds_its_offence(check: Check, bad: str, good: str) -> None:
 
 
 def test_names_are_read_from_source() -> None:
-    """What a module binds and what it declares are read without importing it."""
+    """Bound and declared names are read without importing the module."""
     source = "import a.b\nfrom c import d as e, _f\n__all__ = ['e', 'g']\ng: int = 1\nclass H: ...\n"
     assert style.declared_names(source) == ["e", "g"]
     assert style.exported_names(source) == {"a", "e", "g", "H"}

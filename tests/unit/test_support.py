@@ -1,4 +1,4 @@
-"""The page of what is supported says what the project's files say: which Python, packages, brokers and stores."""
+"""The page of supported Pythons, packages, brokers and stores agrees with the project's files."""
 
 import re
 import tomllib
@@ -21,7 +21,7 @@ _PROJECT: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text("ut
 
 
 def _rows(heading: str) -> list[list[str]]:
-    """The cells of the tables below a heading, without the tables' heads."""
+    """Return the cells of the tables below a heading, without the tables' heads."""
     section = _PAGE.split(f"\n## {heading}\n")[1].split("\n## ")[0]
     tables = re.findall(r"^\|.*\n\|[-|]+\n((?:\|.*\n)+)", section, re.MULTILINE)
     return [[cell.strip() for cell in row.strip("|").split("|")] for table in tables for row in table.splitlines()]
@@ -41,7 +41,7 @@ def test_each_python_of_the_page_is_tested() -> None:
 
 
 def test_packages_have_their_minimum_and_the_version_tested() -> None:
-    """Each row of a package: what needs it and its minimum in pyproject.toml, and its version in constraints.txt."""
+    """Each row of a package has its extra and its minimum of pyproject.toml, and its version of constraints.txt."""
     rows = [row for row in _rows("Python and packages") if len(row) == 4]
     extras = _PROJECT["optional-dependencies"]
     for name, needed_for, minimum, tested in rows:

@@ -1,4 +1,4 @@
-"""The page of messages quotes what the source really says, and names every error that there is."""
+"""The page of messages quotes the source, and names every error."""
 
 import ast
 import re
@@ -18,14 +18,15 @@ _GAP = "\0"
 
 @cache
 def _texts() -> str:
-    """Every text of the source but docstrings, one a line, with a NUL for what is put into it. Made in the one process
-    that asks, not in each that collects.
+    """Return every text of the source but docstrings, one a line, with a NUL for each inserted value.
+
+    It is made in the process that asks, and not in each that collects.
     """
     found: list[str] = []
     for path in SOURCE.rglob("*.py"):
         told: set[int] = set()
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-            if isinstance(node, ast.Expr):  # Seen before what is in it.
+            if isinstance(node, ast.Expr):  # Visited before its parts.
                 told.add(id(node.value))
             elif id(node) in told:
                 continue
@@ -39,18 +40,18 @@ def _texts() -> str:
 
 @pytest.mark.parametrize("quoted", _QUOTED)
 def test_a_quoted_message_is_in_the_source(quoted: str) -> None:
-    """Word by word; three dots stand for what is put in, and for what follows at the end."""
+    """A quoted message is in the source word by word. Three dots stand for inserted values and for the rest."""
     pattern = "[^\n]*?".join(re.escape(part) for part in quoted.split("..."))
     assert re.search(pattern, _texts())
 
 
 def test_a_message_of_nobody_is_noticed() -> None:
-    """So the test above can fail; and the page quotes many."""
+    """A message that is not in the source is noticed, so the test above can fail. The page quotes many."""
     assert not re.search(re.escape("the log is on holiday"), _texts())
     assert len(_QUOTED) > 50
 
 
 def test_every_error_is_on_the_page() -> None:
-    """Each type of the tree is named, but for the roots that stand for no one thing."""
+    """Each type of the tree is on the page, except for the roots that stand for no single error."""
     kinds = {name for name, one in vars(errors).items() if getattr(one, "__module__", "") == errors.__name__}
     assert {name for name in kinds if f"`{name}`" not in _PAGE} == {"StatelogError", "StatelogWarning"}

@@ -162,7 +162,7 @@ def test_a_claim_looks_at_the_logs_start_after_it_was_written(tmp_path: Path) ->
 
 
 def test_what_cannot_be_read_is_told_and_can_be_removed() -> None:
-    """An unreadable file hides no other, stops its reader, and can be removed. Below an ended file it does not matter."""
+    """An unreadable file hides no other, stops its reader, and can be removed. Below an ended file it is harmless."""
     twin = _written(1)
     log = twin.open()
     _held(log).hold(_state(log), None)

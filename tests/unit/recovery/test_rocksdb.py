@@ -175,7 +175,7 @@ def test_a_reading_that_fails_leaves_nothing(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("target", ["to_rocksdb", "to_parquet"])
 def test_what_a_kill_left_is_swept_by_the_next_of_that_name(tmp_path: Path, target: str) -> None:
-    """An unfinished target next to the name is removed if its owner is gone. Those of other names remain."""
+    """An unfinished target next to the name is removed if its owner is gone. Targets of other names remain."""
     left = tmp_path / f".state.{'0' * 32}.partial"
 
     def copy(_: Progress) -> None:

@@ -84,7 +84,7 @@ def test_cut_by_size() -> None:
 
 
 def test_cut_of_a_slice_measures_only_the_slice() -> None:
-    """A few rows of a large batch are one slice."""
+    """A few rows of a large batch are measured by themselves, and are one slice."""
     whole = batch(*((1, 0, b"k", bytes(100)) for _ in range(1000)))
     assert [s.num_rows for s in chunk_slices(whole.slice(500, 3), 1000, MOST)] == [3]
 

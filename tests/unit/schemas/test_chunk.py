@@ -26,13 +26,13 @@ BATCH = rows_batch([(4, PUT, b"a", b"1"), (4, DELETE, b"b", None), (9, PUT, b"c"
 
 
 def sealed(rest: bytes, version: int = 2, reserved: bytes = bytes(3)) -> bytes:
-    """A record with a right checksum over `rest`, whatever that is."""
+    """Return a record with a right checksum over any `rest`."""
     checksum = struct.pack("<Q", xxhash.xxh3_64_intdigest(rest))
     return b"SLCK" + bytes([version]) + reserved + checksum + rest
 
 
 def decoded(value: bytes, schema: pa.Schema = SCHEMA) -> pa.RecordBatch:
-    """The changes of a chunk."""
+    """Return the changes of a chunk."""
     found = decode_head(value)
     assert found is not None
     head, at = found
@@ -94,26 +94,26 @@ def test_key_types_and_typed_values(key_type: KeyType, keys: list[object]) -> No
 
 @pytest.mark.parametrize("value", [b"", b"SLC", b"slck" + bytes(100), b"SLLG" + bytes(60)])
 def test_strangers_are_void(value: bytes) -> None:
-    """A record without the magic is nobody's chunk, not an error."""
+    """A record without the magic is no chunk, and no error."""
     assert decode_head(value) is None
 
 
 @pytest.mark.parametrize("size", [4, 15, 16, 60, -1])
 def test_cut_short(size: int) -> None:
-    """A chunk of which the end is missing is corrupt."""
+    """A chunk without its end is corrupt."""
     with pytest.raises(CorruptChunk):
         decode_head(chunk_of(BATCH).value[:size])
 
 
 def test_newer_version() -> None:
-    """A newer version stops the reader, which cannot know what it means."""
+    """A newer version stops the reader, which cannot interpret it."""
     with pytest.raises(UnknownFormat):
         decode_head(sealed(b"whatever", version=3))
 
 
 @pytest.mark.parametrize(("version", "reserved"), [(0, bytes(3)), (1, bytes(3)), (2, b"\0\0\1")])
 def test_prefix_is_checked(version: int, reserved: bytes) -> None:
-    """A version that is not the head's, and reserved bytes in use, are corrupt, even under a right checksum."""
+    """A version that differs from the head's, and reserved bytes in use, are corrupt, even under a right checksum."""
     rest = chunk_of(BATCH).value[16:]
     with pytest.raises(CorruptChunk):
         decode_head(sealed(rest, version, reserved))
@@ -127,7 +127,7 @@ def test_right_checksum_over_garbage() -> None:
 
 
 def test_empty_chunk() -> None:
-    """A chunk without changes, which nobody writes, is corrupt."""
+    """A chunk without changes, which no writer makes, is corrupt."""
     names = (
         "epoch",
         "sqn",
@@ -149,7 +149,7 @@ def test_empty_chunk() -> None:
 
 @pytest.mark.parametrize("changed", [{"changes": 2}, {"first_key_group": 3}, {"last_key_group": 8}, {"changes": 4}])
 def test_head_that_contradicts_its_changes(changed: dict[str, int]) -> None:
-    """A head that names another number of changes or other key groups than there are is corrupt."""
+    """A head with another number of changes or other key groups than its changes is corrupt."""
     head: dict[str, object] = {
         "epoch": 7, "nonce": NONCE, "sqn": 3, "index": 0,
         "first_key_group": 4, "last_key_group": 9, "changes": 3, "value_schema_id": 0, "witness": 0, "seal": bytes(8),
@@ -170,7 +170,7 @@ def test_another_schema() -> None:
 
 @pytest.mark.parametrize("row", [(None, PUT, b"k", b"v"), (1, None, b"k", b"v"), (1, PUT, None, b"v")])
 def test_changes_without_key_group_op_or_key(row: tuple[int, int, object, object]) -> None:
-    """A chunk in which something is missing is corrupt."""
+    """A chunk that lacks key group, op or key is corrupt."""
     good = rows_batch([(1, PUT, b"k", b"v"), (1, PUT, b"k", b"v")])
     bad = rows_batch([(1, PUT, b"k", b"v"), row])
     whole = chunk_of(good).value
@@ -181,7 +181,7 @@ def test_changes_without_key_group_op_or_key(row: tuple[int, int, object, object
 
 
 def _resealed(batch_bytes: bytes, whole: bytes = b"") -> bytes:
-    """A chunk with the head of BATCH's, or of another chunk, over other Arrow bytes."""
+    """Return a chunk with the head of BATCH's, or of another chunk, over other Arrow bytes."""
     whole = whole or chunk_of(BATCH).value
     found = decode_head(whole)
     assert found is not None
@@ -189,7 +189,7 @@ def _resealed(batch_bytes: bytes, whole: bytes = b"") -> bytes:
 
 
 def test_compressed_changes_are_refused() -> None:
-    """33 KB that become a gigabyte are refused before they do, whatever checksum stands over them."""
+    """Compressed changes, 33 KB for a gigabyte, are refused before they are expanded, whatever their checksum."""
     bomb = rows_batch([(1, PUT, b"k", bytes(64 << 20))])
     stream = pa.BufferOutputStream()
     with pa.ipc.new_stream(stream, bomb.schema, options=pa.ipc.IpcWriteOptions(compression="zstd")) as writer:
@@ -204,7 +204,10 @@ def test_compressed_changes_are_refused() -> None:
 
 
 def test_offsets_outside_the_record_are_refused() -> None:
-    """A key that claims to end far behind the record, among others, is an error, not somebody else's memory."""
+    """An offset outside of the record, as of a key that claims to end far behind it, is an error.
+
+    No foreign memory is read.
+    """
     batch = bytes(memoryview(BATCH.serialize()))
     ends = struct.pack("<iiii", 0, 1, 2, 3)
     assert batch.count(ends) == 1
@@ -214,14 +217,14 @@ def test_offsets_outside_the_record_are_refused() -> None:
 
 @pytest.mark.parametrize("row", [(1, 7, b"k", b"v"), (1, PUT, b"k", None), (1, DELETE, b"k", b"v")])
 def test_changes_that_are_no_changes(row: tuple[int, int, object, object]) -> None:
-    """A third kind of op, a put without a value and a delete with one are corrupt, not guessed at."""
+    """A third kind of op, a put without a value and a delete with one are corrupt."""
     whole = chunk_of(rows_batch([(1, PUT, b"k", b"v")])).value
     with pytest.raises(CorruptChunk, match="neither"):
         decoded(_resealed(bytes(memoryview(rows_batch([row]).serialize())), whole))
 
 
 def test_every_change_is_one_of_the_two_kinds() -> None:
-    """A put without a value is not made good by a delete with one."""
+    """A delete with a value does not compensate for a put without one."""
     whole = chunk_of(rows_batch([(1, PUT, b"k", b"v"), (1, DELETE, b"l", None)])).value
     bad = rows_batch([(1, PUT, b"k", None), (1, DELETE, b"l", b"v")])
     with pytest.raises(CorruptChunk, match="neither a put"):
@@ -238,7 +241,7 @@ def _verified(*values: bytes) -> VerifiedChunks:
 
 
 def test_several_chunks_come_out_in_order() -> None:
-    """Joined they hold what each holds."""
+    """Chunks that are decoded together hold what each holds, in order."""
     others = [rows_batch([(2, PUT, b"z", b"")]), rows_batch([(3, DELETE, b"a", None), (8, PUT, b"", b"x" * 99)])]
     found = decode_batches(_verified(*(chunk_of(batch).value for batch in (BATCH, *others))), SCHEMA)
     assert pa.Table.from_batches([found]).equals(pa.Table.from_batches([BATCH, *others]).combine_chunks())
@@ -258,7 +261,7 @@ def test_several_chunks_come_out_in_order() -> None:
     ],
 )
 def test_one_corrupt_chunk_of_several_is_noticed(at: int, rows: list[Row]) -> None:
-    """Neither the chunk before nor the one behind makes good what is wrong with it."""
+    """One corrupt chunk is noticed, whatever chunks are before and behind it."""
     good, put = chunk_of(BATCH).value, chunk_of(rows_batch([(1, PUT, b"k", b"v")])).value
     bad = _resealed(bytes(memoryview(rows_batch(rows).serialize())), put)
     chunks = [good, good]
@@ -268,7 +271,7 @@ def test_one_corrupt_chunk_of_several_is_noticed(at: int, rows: list[Row]) -> No
 
 
 def test_checksum_of_a_change_set() -> None:
-    """It depends on every chunk's checksum and their order, and is that of their bytes end to end."""
+    """The checksum of a change set covers every chunk's checksum, in order, and is that of their concatenated bytes."""
     checksums = [chunk_of(BATCH, index=index).checksum for index in range(3)]
     combined = combine_checksums(checksums)
     assert combined == xxhash.xxh3_64_intdigest(b"".join(one.to_bytes(8, "little") for one in checksums))
@@ -277,7 +280,10 @@ def test_checksum_of_a_change_set() -> None:
 
 
 def test_a_chunk_of_version_1_is_read() -> None:
-    """It names a position and no record below it, and its seal still says whether its author knew the log."""
+    """A chunk of version 1 names a position without the record below it.
+
+    Its seal still says whether its author knew the log.
+    """
     whole = chunk_of(rows_batch([(5, PUT, b"k", b"v")])).value
     found = decode_head(whole)
     assert found is not None
@@ -292,7 +298,7 @@ def test_a_chunk_of_version_1_is_read() -> None:
 
 
 def test_a_witness_is_under_the_seal() -> None:
-    """Neither the position nor the record below it can be changed by who does not know the log."""
+    """The position and the record below it can be changed only by a program that knows the log."""
     found = decode_head(chunk_of(BATCH).value)
     assert found is not None
     head = found[0]

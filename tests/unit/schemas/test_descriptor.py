@@ -47,8 +47,9 @@ def test_key_groups_by_prefix_survive_their_file(key_type: KeyType) -> None:
 
 
 def test_only_key_groups_by_prefix_need_the_second_version() -> None:
-    """Who knows version 1 alone reads all other logs, whose files and digests stay as they are; this one it refuses by
-    its version, before it could take the key groups for those of whole keys.
+    """Only key groups by prefix need version 2. An older program refuses it, and does not take them for others.
+
+    All other logs stay at version 1, with the same files and digests.
     """
     former = FileCodec("descriptor-1", version=1, error=CorruptDescriptor)
     for rule in (HashRule.CRC32, HashRule.CALLER):
@@ -61,7 +62,10 @@ def test_only_key_groups_by_prefix_need_the_second_version() -> None:
 
 @pytest.mark.parametrize("kind", [DESCRIPTOR, BY_PREFIX], ids=["whole", "prefix"])
 def test_only_other_records_than_of_16_mib_need_the_third_version(kind: Descriptor) -> None:
-    """All logs of before are of 16 MiB, and their files stay as they are; who knows no limits refuses one."""
+    """Only another record limit than 16 MiB needs version 3, which an older program refuses.
+
+    Other files stay as they are.
+    """
     small = replace(kind, record_bytes_max=8 << 20)
     assert Descriptor.from_bytes(small.to_bytes(), "descriptor.avro") == small
     former = FileCodec("descriptor-2", version=2, error=CorruptDescriptor, earlier={1: "descriptor-1"})
@@ -74,7 +78,10 @@ def test_only_other_records_than_of_16_mib_need_the_third_version(kind: Descript
 
 @pytest.mark.parametrize("kind", [DESCRIPTOR, BY_PREFIX, SMALL], ids=["whole", "prefix", "small"])
 def test_only_json_values_need_the_fourth_version(kind: Descriptor) -> None:
-    """Other logs stay at their version; an older program refuses JSON values by the version, and writes no bytes."""
+    """Only JSON values need version 4, so an older program refuses them and writes no bytes.
+
+    Other logs stay at their version.
+    """
     of_json = replace(kind, value_schema_id=0, value_type=ValueFormat.JSON)
     assert Descriptor.from_bytes(of_json.to_bytes(), "descriptor.avro") == of_json
     former = FileCodec(
@@ -89,7 +96,7 @@ def test_only_json_values_need_the_fourth_version(kind: Descriptor) -> None:
 
 @pytest.mark.parametrize("lie", [{"value_type": "xml"}, {"value_schema_id": 1}], ids=str)
 def test_values_that_no_log_has_are_corrupt(lie: dict[str, object]) -> None:
-    """A file that names another kind of values, or JSON beside a value schema, is no descriptor."""
+    """A file with an unknown kind of values, or with JSON and a value schema, is corrupt."""
     codec = FileCodec("descriptor", version=4, error=CorruptDescriptor)
     datum = codec.decode(OF_JSON.to_bytes(), "descriptor.avro", dict)
     with pytest.raises(CorruptDescriptor):
@@ -98,7 +105,7 @@ def test_values_that_no_log_has_are_corrupt(lie: dict[str, object]) -> None:
 
 @pytest.mark.parametrize("size", [0, (1 << 20) - 1, (16 << 20) + 1])
 def test_a_limit_that_no_log_has_is_corrupt(size: int) -> None:
-    """A file that names one is no descriptor."""
+    """A file with an impossible record limit is corrupt."""
     codec = FileCodec("descriptor-3", version=3, error=CorruptDescriptor)
     datum = codec.decode(SMALL.to_bytes(), "descriptor.avro", dict)
     with pytest.raises(CorruptDescriptor):
@@ -106,7 +113,7 @@ def test_a_limit_that_no_log_has_is_corrupt(size: int) -> None:
 
 
 def test_a_key_group_that_a_caller_names_follows_from_no_key() -> None:
-    """The descriptor does not make one up."""
+    """The descriptor does not compute a key group that a caller names."""
     log = replace(DESCRIPTOR, hash_rule=HashRule.CALLER)
     with pytest.raises(Misuse):
         log.key_group_of(1)
@@ -119,14 +126,14 @@ def test_a_key_group_that_a_caller_names_follows_from_no_key() -> None:
     [(DESCRIPTOR, SCHEMA_TEXT), (BY_PREFIX, TEXT_BY_PREFIX), (SMALL, TEXT_OF_SMALL), (OF_JSON, TEXT_OF_JSON)],
 )
 def test_every_mutation_of_the_file_is_refused(descriptor: Descriptor, text: bytes) -> None:
-    """No flipped, missing or added byte passes, but in the schema text, which is for other tools."""
+    """A flipped, missing or added byte is refused, except in the schema text, which is for other tools."""
     for damaged in mutations(descriptor.to_bytes(), spare=text):
         with pytest.raises((CorruptDescriptor, UnknownFormat)):
             Descriptor.from_bytes(damaged, "descriptor.avro")
 
 
 def test_a_change_in_the_schema_text_changes_nothing() -> None:
-    """The text inside the file is never interpreted: a flipped byte there leaves the descriptor as it is."""
+    """The schema text inside the file is never interpreted, so a flipped byte there does not change the descriptor."""
     data = DESCRIPTOR.to_bytes()
     at = data.index(SCHEMA_TEXT) + 5
     damaged = data[:at] + bytes([data[at] ^ 1]) + data[at + 1 :]
@@ -134,7 +141,7 @@ def test_a_change_in_the_schema_text_changes_nothing() -> None:
 
 
 def test_a_newer_format_is_unknown() -> None:
-    """A file of a later version says so, instead of looking damaged."""
+    """A file of a later version is an unknown format, and not damage."""
     newer = DESCRIPTOR.to_bytes().replace(b"statelog.format\x021", b"statelog.format\x025")
     with pytest.raises(UnknownFormat):
         Descriptor.from_bytes(newer, "descriptor.avro")
@@ -149,7 +156,7 @@ def test_a_newer_format_is_unknown() -> None:
     ids=str,
 )  # fmt: skip
 def test_a_whole_file_that_says_nonsense_is_corrupt(lie: dict[str, object]) -> None:
-    """A right checksum does not excuse what no descriptor says."""
+    """A file with impossible contents is corrupt, even under a right checksum."""
     codec = FileCodec("descriptor-1", version=1, error=CorruptDescriptor)
     datum = codec.decode(DESCRIPTOR.to_bytes(), "descriptor.avro", dict)
     with pytest.raises(CorruptDescriptor):
@@ -160,7 +167,7 @@ def test_a_whole_file_that_says_nonsense_is_corrupt(lie: dict[str, object]) -> N
     "lie", [{"prefix_bytes": 0}, {"prefix_bytes": 257}, {"hash_rule": "crc32"}, {"key_type": "long"}]
 )
 def test_a_prefix_that_no_log_has_is_corrupt(lie: dict[str, object]) -> None:
-    """A length that is none, and one beside another rule or behind numbers, is not left aside."""
+    """An impossible prefix length, or one with another rule or with numbers, is corrupt and not ignored."""
     codec = FileCodec("descriptor-2", version=2, error=CorruptDescriptor)
     datum = codec.decode(BY_PREFIX.to_bytes(), "descriptor.avro", dict)
     with pytest.raises(CorruptDescriptor):
@@ -168,7 +175,7 @@ def test_a_prefix_that_no_log_has_is_corrupt(lie: dict[str, object]) -> None:
 
 
 def test_a_caller_cannot_make_one_that_says_nonsense() -> None:
-    """The same checks hold where a descriptor is made, with errors of the caller's kind."""
+    """The same checks apply where a descriptor is made, with errors for callers."""
     with pytest.raises(InvalidName):
         replace(DESCRIPTOR, name="a/b")
     with pytest.raises(ConfigError):
@@ -181,13 +188,13 @@ def test_a_caller_cannot_make_one_that_says_nonsense() -> None:
 
 
 def test_the_same_cluster_and_topics_verify() -> None:
-    """Nothing to say."""
+    """Verifying the same cluster and topics reports nothing."""
     assert verify(DESCRIPTOR, IDENTITY, 4) is None
 
 
 @pytest.mark.parametrize("what", ["cluster_id", "data_topic_id", "ledger_topic_id"])
 def test_another_identity_is_refused_with_both_values(what: str) -> None:
-    """The message names what was expected and what was found."""
+    """The error has the expected and the found identity."""
     found = replace(IDENTITY, **{what: "found-id"})
     with pytest.raises(IdentityChanged) as caught:
         verify(DESCRIPTOR, found, 4)
@@ -196,13 +203,13 @@ def test_another_identity_is_refused_with_both_values(what: str) -> None:
 
 
 def test_added_partitions_only_warn() -> None:
-    """The log goes on with the partitions that it had."""
+    """Added partitions are a warning, and the log continues with its own ones."""
     warning = verify(DESCRIPTOR, IDENTITY, 6)
     assert warning is not None
     assert "6 partitions" in warning
 
 
 def test_fewer_partitions_are_refused() -> None:
-    """Partitions never go away from a topic that is still the same one."""
+    """Fewer partitions are refused, since the same topic never loses any."""
     with pytest.raises(IdentityChanged):
         verify(DESCRIPTOR, IDENTITY, 3)

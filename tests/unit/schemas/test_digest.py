@@ -1,4 +1,4 @@
-"""The digest of a state: the same for the same rows in any order and pieces, another one for any other rows."""
+"""The digest of a state depends on its rows, and neither on their order nor on their pieces."""
 
 import random
 
@@ -15,7 +15,7 @@ ROWS: list[Row] = [(i % 7, b"k%d" % i, b"v" * (i % 300)) for i in range(500)]
 
 
 def digest(*tables: list[Row]) -> StateDigest:
-    """That of rows that come in these tables."""
+    """Return the digest of the rows in these tables."""
     found = StateDigest()
     for rows in tables:
         groups, keys, values = zip(*rows, strict=True) if rows else ((), (), ())
@@ -27,7 +27,7 @@ def digest(*tables: list[Row]) -> StateDigest:
 
 
 def test_order_and_pieces_do_not_matter() -> None:
-    """Whatever a reader makes of a state, its digest is one."""
+    """A state has one digest, in whatever order and pieces its rows come."""
     source, whole = random.Random(3), digest(ROWS)
     for _ in range(20):
         shuffled = source.sample(ROWS, len(ROWS))
@@ -53,15 +53,17 @@ def test_order_and_pieces_do_not_matter() -> None:
     ids=["less", "twice", "another's place", "key group", "key", "value", "a byte on the other side", "swapped"],
 )
 def test_other_rows_have_another_digest(other: list[Row]) -> None:
-    """In both halves."""
+    """Other rows change both halves of the digest."""
     found, whole = digest(other), digest(ROWS)
     assert found.first != whole.first
     assert found.second != whole.second
 
 
 def test_deletes_count_and_other_versions_are_told() -> None:
-    """A delete is no put of nothing; and what is stored says of which version it is, whose digests never change: by the
-    one here a batch is compared with what an earlier statelog has committed.
+    """A delete counts differently from a put of an empty value.
+
+    A stored digest has its version, and digests of a version never change: a batch is compared with the commits of
+    earlier versions of statelog.
     """
     rows = {"key_group": [1, 1, 2], "op": [0, 1, 1], "key": [b"a", b"b", b"c"], "value": [b"v" * 300, None, None]}
     changes = pa.RecordBatch.from_pydict(rows, schema=change_schema(KeyType.BYTES))
@@ -78,7 +80,7 @@ def test_deletes_count_and_other_versions_are_told() -> None:
     ids=["of plain values", "with an array"],
 )
 def test_typed_changes_count_by_field(kind: str) -> None:
-    """A null, a zero and an empty text are different, in a record within the value, too; so is a field from another."""
+    """Null, zero and an empty text are different, also in a nested record, and so are equal values of two fields."""
     record = '{"type": "record", "name": "r", "fields": [{"name": "x", "type": ["null", "double"]}]}'
     fields = [
         f'{{"name": "{name}", "type": {text}}}'

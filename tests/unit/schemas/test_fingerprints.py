@@ -1,4 +1,4 @@
-"""Fingerprints of keys: equal for equal keys, whatever stands beside them, and different for different ones."""
+"""Fingerprints of keys are equal for equal keys, whatever other keys are in the column, and differ otherwise."""
 
 import random
 
@@ -10,13 +10,13 @@ from statelog.schemas.arrays import fingerprints
 
 
 def pairs(keys: pa.Array) -> list[tuple[int, int]]:
-    """The fingerprints, a pair for each key."""
+    """Return the fingerprints, a pair for each key."""
     one, two = fingerprints(keys)
     return list(zip(one.tolist(), two.tolist(), strict=True))
 
 
 def test_a_key_has_one_fingerprint_wherever_it_stands() -> None:
-    """Alone, among others of its length, among shorter and longer ones, in a slice; bytes and text alike."""
+    """A key has one fingerprint: alone, among keys of any lengths, in a slice, and as bytes or text."""
     source = random.Random(7)
     lengths = [0, 1, 7, 8, 9, 15, 16, 17, 64, 65, 255, 256, 257, 300, 5000]
     keys = [source.randbytes(length) for length in lengths] + [bytes(length) for length in lengths[1:]]
@@ -31,7 +31,7 @@ def test_a_key_has_one_fingerprint_wherever_it_stands() -> None:
 
 @pytest.mark.parametrize("form", ["{:016d}", "user-{}", "{0:04d}/{0:08x}/{0}"])
 def test_keys_that_look_alike_differ_in_both_halves(form: str) -> None:
-    """Many numbers as text: no half of 64 bits is there twice."""
+    """Many numbers as text differ in both halves of 64 bits."""
     keys = pa.array([form.format(number) for number in range(200_000)])
     for half in fingerprints(keys):
         assert len(np.unique(half)) == len(keys)

@@ -21,7 +21,7 @@ def test_an_open_owns_its_partitions_from_its_offset_on() -> None:
 
 
 def test_a_ghost_open_is_void_and_fences_nobody() -> None:
-    """An Open that arrives after a newer one it did not see changes nothing."""
+    """An Open that arrives after a newer one that it had not read changes nothing."""
     story = Story()
     ghost = story.new_open("A", 0)
     epoch = story.open("A", 0)
@@ -33,7 +33,7 @@ def test_a_ghost_open_is_void_and_fences_nobody() -> None:
 
 
 def test_an_open_that_missed_a_commit_is_void() -> None:
-    """An opener has to know the writer's last checkpoint, or it would resume from too early."""
+    """An opener has to know the writer's last checkpoint, or it would resume from too early a position."""
     story = Story()
     first = story.open("A", 0)
     late = replace(story.new_open("A", 0), prior=first)
@@ -44,7 +44,7 @@ def test_an_open_that_missed_a_commit_is_void() -> None:
 
 
 def test_an_open_of_another_log_is_void() -> None:
-    """A record that was written for another cluster or topic fences nobody."""
+    """A record that was written for another cluster or topic fences no writer."""
     story = Story()
     stranger = replace(story.new_open("A", 0), identity=replace(IDENTITY, cluster_id="another"))
     verdict = story.add(stranger)
@@ -53,7 +53,7 @@ def test_an_open_of_another_log_is_void() -> None:
 
 
 def test_partial_overlap_fences_the_whole_epoch() -> None:
-    """Whoever loses one partition may not commit to its others either."""
+    """A writer that loses one partition may not commit to its others either."""
     story = Story()
     old = story.open("A", 0, 1)
     lost = story.persist(old, 0)
@@ -62,7 +62,7 @@ def test_partial_overlap_fences_the_whole_epoch() -> None:
 
 
 def test_the_same_name_fences_without_a_shared_partition() -> None:
-    """A writer's checkpoints are one sequence, so a second life ends the first wherever it writes."""
+    """A second incarnation of a writer ends the first on all partitions, since checkpoints are one sequence."""
     story = Story()
     old = story.open("A", 0)
     lost = story.persist(old, 0)
@@ -72,7 +72,7 @@ def test_the_same_name_fences_without_a_shared_partition() -> None:
 
 
 def test_writers_on_other_partitions_do_not_disturb_each_other() -> None:
-    """Two names on disjoint partitions both stay live."""
+    """Two writers on disjoint partitions both stay live."""
     story = Story()
     a, b = story.open("A", 0), story.open("B", 1)
     assert story.commit(a, story.persist(a, 0)) is None
@@ -80,7 +80,7 @@ def test_writers_on_other_partitions_do_not_disturb_each_other() -> None:
 
 
 def test_a_commit_without_its_epochs_nonce_is_void() -> None:
-    """An epoch's number can be taken twice when the ledger lost its tail; the nonce tells whose it is."""
+    """A commit without its epoch's nonce is void: after a lost ledger tail, another epoch may have the same number."""
     story = Story()
     epoch = story.open("A", 0)
     forged = replace(story.new_commit(epoch, story.persist(epoch, 0)), nonce=nonce(99))
@@ -90,7 +90,7 @@ def test_a_commit_without_its_epochs_nonce_is_void() -> None:
 
 
 def test_a_commit_of_an_epoch_that_never_was_is_void() -> None:
-    """An epoch that no Open has is unknown."""
+    """A commit of an epoch without an Open is void."""
     story = Story()
     epoch = story.open("A", 0)
     lost = replace(story.new_commit(epoch, story.persist(epoch, 0)), epoch=7)
@@ -100,7 +100,7 @@ def test_a_commit_of_an_epoch_that_never_was_is_void() -> None:
 
 
 def test_a_commit_outside_its_partitions_is_void() -> None:
-    """A writer lists only what it opened."""
+    """A commit that lists a partition its writer has not opened is void."""
     story = Story()
     epoch = story.open("A", 0)
     assert story.commit(epoch, story.persist(epoch, 0, 1)) == VoidReason.NOT_OWNED
@@ -108,7 +108,7 @@ def test_a_commit_outside_its_partitions_is_void() -> None:
 
 @pytest.mark.parametrize(("first", "end"), [(-1, 5), (3, 3), (3, 2), (3, 1 << 62), (1 << 62, (1 << 62) + 1)])
 def test_a_commit_of_offsets_that_no_log_has_is_void(first: int, end: int) -> None:
-    """It would move the committed position where no chunk ever gets; its partitions go on as they were."""
+    """A commit of impossible offsets is void, since no chunk could follow. Its partitions continue as they were."""
     story = Story()
     epoch = story.open("A", 0)
     commit = story.new_commit(epoch, story.persist(epoch, 0))
@@ -120,7 +120,7 @@ def test_a_commit_of_offsets_that_no_log_has_is_void(first: int, end: int) -> No
 
 
 def test_commits_below_the_end_of_an_earlier_one_are_void() -> None:
-    """One offset below the committed position is too low, and the position itself is not."""
+    """A commit one offset below the committed position is void, and one at the position is not."""
     story = Story()
     epoch = story.open("A", 0)
     story.ends[0] = 5
@@ -133,7 +133,7 @@ def test_commits_below_the_end_of_an_earlier_one_are_void() -> None:
 
 
 def test_the_same_commit_twice_counts_once() -> None:
-    """A repeated commit no longer continues the last checkpoint."""
+    """A repeated commit is void, since it does not continue the last checkpoint."""
     story = Story()
     epoch = story.open("A", 0)
     commit = story.new_commit(epoch, story.persist(epoch, 0))
@@ -144,7 +144,7 @@ def test_the_same_commit_twice_counts_once() -> None:
 
 
 def test_a_skipped_handle_makes_the_next_one_void() -> None:
-    """A commit continues the last valid checkpoint, so nothing persisted between can be left out."""
+    """A commit must continue the last valid checkpoint, so no persisted handle in between can be left out."""
     story = Story()
     first = story.open("A", 0)
     skipped = story.persist(first, 0)
@@ -154,7 +154,7 @@ def test_a_skipped_handle_makes_the_next_one_void() -> None:
 
 
 def test_a_base_of_the_same_id_but_another_life_is_void() -> None:
-    """Two lives can both persist checkpoint 1; a handle continues only the one that it names."""
+    """A handle continues only the base that it names: two incarnations can both persist checkpoint 1."""
     story = Story()
     first = story.open("A", 0)
     one = story.persist(first, 0)
@@ -180,7 +180,7 @@ def test_a_checkpoint_id_has_to_grow(step: int) -> None:
 
 
 def test_a_commit_below_the_committed_position_is_void() -> None:
-    """Change sets that lie below what was committed since would be applied in another order by some reader."""
+    """A commit of change sets below the committed position is void: some reader would apply them in another order."""
     story = Story()
     first = story.open("A", 0)
     early = story.persist(first, 0)
@@ -192,7 +192,7 @@ def test_a_commit_below_the_committed_position_is_void() -> None:
 
 
 def test_all_entries_are_checked_against_the_positions_before_the_commit() -> None:
-    """Two handles of one commit may interleave in a partition."""
+    """Two handles of one commit may interleave in a partition, since all are checked against the earlier positions."""
     story = Story()
     epoch = story.open("A", 0)
     two = [story.persist(epoch, 0), story.persist(epoch, 0)]
@@ -201,7 +201,7 @@ def test_all_entries_are_checked_against_the_positions_before_the_commit() -> No
 
 
 def test_a_quiet_commit_moves_the_checkpoint_and_nothing_else() -> None:
-    """A commit without change sets still carries the source's place."""
+    """A commit without change sets moves the checkpoint, with the source's position, and nothing else."""
     story = Story()
     epoch = story.open("A", 0)
     assert story.commit(epoch, story.persist(epoch)) is None
@@ -212,7 +212,7 @@ def test_a_quiet_commit_moves_the_checkpoint_and_nothing_else() -> None:
 
 
 def test_a_fenced_quiet_commit_is_void() -> None:
-    """A commit needs a live epoch whatever it lists, even nothing."""
+    """A commit needs a live epoch, even if it lists nothing."""
     story = Story()
     old = story.open("A", 0)
     quiet = story.persist(old)
@@ -221,7 +221,7 @@ def test_a_fenced_quiet_commit_is_void() -> None:
 
 
 def test_a_final_commit_ends_the_writers_row() -> None:
-    """After it the name is as if it had never been; what it committed stays."""
+    """A final commit removes the writer's row, so its name is free again. Its commits remain."""
     story = Story()
     epoch = story.open("A", 0)
     assert story.commit(epoch, story.persist(epoch, 0, meta="kept"), final=True) is None
@@ -233,7 +233,7 @@ def test_a_final_commit_ends_the_writers_row() -> None:
 
 
 def test_a_ghost_of_a_finished_writer_fences_nobody() -> None:
-    """The partitions remember their newest Open after the writer's row is gone."""
+    """The partitions retain their newest Open after the writer's row was removed, so its late Open is void."""
     story = Story()
     ghost = story.new_open("A", 0)
     epoch = story.open("A", 0)
@@ -244,7 +244,7 @@ def test_a_ghost_of_a_finished_writer_fences_nobody() -> None:
 
 
 def test_a_later_life_adopts_a_handle() -> None:
-    """The owner of a newer epoch commits what an earlier life of the same writer persisted."""
+    """The owner of a newer epoch commits what an earlier incarnation of the same writer persisted."""
     story = Story()
     first = story.open("A", 0)
     stored = story.persist(first, 0)
@@ -257,7 +257,7 @@ def test_a_later_life_adopts_a_handle() -> None:
 
 
 def test_the_last_meta_record_of_a_key_wins() -> None:
-    """Meta records are kept by writer and key."""
+    """The last meta record for a writer and a key counts."""
     story = Story()
     epoch = story.open("A", 0)
     assert story.commit(epoch, story.persist(epoch, meta="old")) is None
@@ -266,7 +266,10 @@ def test_the_last_meta_record_of_a_key_wins() -> None:
 
 
 def test_a_meta_record_can_be_removed() -> None:
-    """By whoever wrote it, in any later commit or earlier in the same one; removing what is not there is fine."""
+    """Its writer can remove a meta record in a later commit, or later in the same one.
+
+    Removing a missing one is allowed.
+    """
     story = Story()
     epoch = story.open("A", 0)
     handle = story.persist(epoch, meta="old")
@@ -280,7 +283,7 @@ def test_a_meta_record_can_be_removed() -> None:
 
 
 def test_an_accepted_loss_is_recorded() -> None:
-    """What a person gave up stays in the state for every later reader."""
+    """An accepted loss stays in the state for every later reader."""
     story = Story()
     lost = LossRange(0, 5, 9)
     assert story.add(AcceptLoss(ranges=(lost,), reason="disk", operator="ann")) is None
@@ -289,7 +292,7 @@ def test_an_accepted_loss_is_recorded() -> None:
 
 
 def test_a_strangers_record_only_takes_an_offset() -> None:
-    """A record without our magic changes the position and nothing else."""
+    """A record without our magic advances the position and changes nothing else."""
     story = Story()
     before = replace(story.fold.freeze(), position=1)
     assert story.add(None) is None
@@ -297,7 +300,7 @@ def test_a_strangers_record_only_takes_an_offset() -> None:
 
 
 def test_check_judges_without_folding() -> None:
-    """A committer can ask for the verdict of a record that is not in the ledger yet."""
+    """A committer can check a record that is not in the ledger yet."""
     story = Story()
     epoch = story.open("A", 0)
     before = story.fold.freeze()
@@ -306,7 +309,7 @@ def test_check_judges_without_folding() -> None:
 
 
 def test_advance_steps_over_an_end_without_records() -> None:
-    """A position may move on where the ledger holds nothing, and never back."""
+    """The position may move on where the ledger holds nothing, and never back."""
     fold = LedgerFold(IDENTITY)
     fold.advance(7)
     assert fold.freeze().position == 7
@@ -334,7 +337,7 @@ def test_a_fold_goes_on_from_a_frozen_state() -> None:
 
 @pytest.mark.parametrize("bound", [0, 500, 1 << 20])
 def test_meta_records_wait_undecoded_until_they_are_asked_for(monkeypatch: pytest.MonkeyPatch, bound: int) -> None:
-    """A fold decodes no body for them, unless more of them wait than the bound; the state is the same either way."""
+    """A fold decodes no meta records until they are requested or exceed a bound. The state is the same either way."""
     monkeypatch.setattr("statelog.schemas.ledger.fold._MOST_PENDING_BYTES", bound)
     decoded: list[int] = []
     read_body = Commit.read_body

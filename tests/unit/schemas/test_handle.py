@@ -1,4 +1,4 @@
-"""Handles: what they say about themselves, how they continue the log, and their bytes."""
+"""Handles: their contents, their continuation of the log, and their bytes."""
 
 from dataclasses import replace
 from typing import Any
@@ -13,7 +13,7 @@ from tests.support.samples.ledger_story import Story, nonce
 
 
 def _three_steps() -> Handle:
-    """Checkpoints 1, 2 and 3, none of them confirmed."""
+    """Return handles of checkpoints 1, 2 and 3, none of them confirmed."""
     story = Story()
     epoch = story.open("A", 0, 1)
     one = story.persist(epoch, 0, 1, meta="one")
@@ -30,7 +30,7 @@ def test_a_handle_includes_every_unconfirmed_checkpoint() -> None:
 
 
 def test_continuing_the_base_changes_nothing() -> None:
-    """Nothing was confirmed meanwhile."""
+    """Continuing from the handle's own base changes nothing."""
     handle = _three_steps()
     assert handle.continuing(NO_CHECKPOINT) == handle
 
@@ -50,13 +50,13 @@ def test_continuing_drops_what_was_confirmed() -> None:
     ids=["all confirmed", "further", "another life", "another start"],
 )
 def test_continuing_refuses_what_the_log_went_on_without(last: Checkpoint) -> None:
-    """A handle that was committed as a whole, or was passed by another life, is never committed."""
+    """A handle that was committed as a whole, or that another incarnation passed, is never committed."""
     with pytest.raises(CheckpointMismatch):
         _three_steps().continuing(last)
 
 
 def test_a_continued_handle_commits() -> None:
-    """What is left of a handle after an earlier checkpoint was confirmed is valid, and its steps count once."""
+    """The rest of a handle after an earlier checkpoint was confirmed is valid, and its steps count once."""
     story = Story()
     epoch = story.open("A", 0)
     one = story.persist(epoch, 0)
@@ -74,14 +74,14 @@ def test_a_handle_survives_its_bytes() -> None:
 
 
 def test_every_mutation_of_a_handle_is_refused() -> None:
-    """No flipped, missing or added byte passes."""
+    """A flipped, missing or added byte is refused."""
     for damaged in mutations(_three_steps().to_bytes()):
         with pytest.raises((Corrupt, UnknownFormat)):
             Handle.from_bytes(damaged)
 
 
 def test_a_newer_handle_format_is_unknown() -> None:
-    """A version above ours says so, instead of looking damaged."""
+    """A version above ours is an unknown format, and not damage."""
     data = bytearray(_three_steps().to_bytes())
     data[4] += 1
     with pytest.raises(UnknownFormat):
@@ -96,7 +96,7 @@ def _of(*entries: Entry) -> Handle:
 
 
 def test_an_entry_names_the_offset_of_every_chunk() -> None:
-    """With others' records between its chunks, and without; and it survives its bytes among others."""
+    """An entry names the offset of every chunk, with and without foreign records in between, and survives its bytes."""
     close = Entry(1, 1, 2, 9, 90, 4, 6, 7, b"\1")
     assert list(GAPPED.offsets) == [4, 5, 9]
     assert list(close.offsets) == [4, 5]
@@ -114,7 +114,7 @@ def test_an_entry_names_the_offset_of_every_chunk() -> None:
     ],
 )  # fmt: skip
 def test_an_entry_of_impossible_numbers_is_corrupt(changed: dict[str, Any]) -> None:
-    """Offsets, counts and gaps that contradict each other are refused, whatever checksum stands over them."""
+    """Contradicting offsets, counts and gaps are refused, whatever their checksum."""
     data = _of(GAPPED._replace(**changed)).to_bytes()
     with pytest.raises(Corrupt):
         Handle.from_bytes(data)
@@ -129,7 +129,10 @@ def test_checkpoints_that_do_not_ascend_are_corrupt(ids: tuple[int, ...]) -> Non
 
 
 def test_a_handle_has_the_bytes_of_its_schema() -> None:
-    """It is written without Avro's encoder: without entries, with many, numbers of every length, and meta records."""
+    """A handle has the bytes of its schema, although Avro's encoder does not write it.
+
+    It has no entries or many, numbers of every length, and meta records.
+    """
     sizes = [
         Entry(n, 1 << n, n + 1, n + 1, 1 << 5 * n, 1 << 6 * n, n + 1 + (1 << 6 * n), n, bytes(n)) for n in range(9)
     ]

@@ -1,4 +1,4 @@
-"""JSON values: what is taken comes back equal, and what is refused names its key and the part that JSON lacks."""
+"""A JSON value that is accepted comes back equal. A refusal names its key and the part that JSON lacks."""
 
 import datetime
 import decimal
@@ -45,7 +45,7 @@ TEXTS: list[tuple[Any, bytes]] = [
 
 @pytest.mark.parametrize(("value", "text"), TEXTS)
 def test_a_value_is_compact_text(value: Any, text: bytes) -> None:
-    """In UTF-8, in the order of its keys; it comes back equal, with the sign of a zero."""
+    """A value is compact UTF-8 text in the order of its keys. It comes back equal, with the sign of a zero."""
     assert encode_json(value, b"k") == text
     found = decode_json(text)
     assert found == value
@@ -75,7 +75,7 @@ def test_a_value_is_compact_text(value: Any, text: bytes) -> None:
     ],
 )
 def test_what_json_lacks_is_refused(value: object, field: str, problem: str) -> None:
-    """With the key, the path of the part, and what is wrong with it."""
+    """The error has the key, the path of the part, and what is wrong with it."""
     with pytest.raises(InvalidChange, match=problem) as caught:
         encode_json(value, b"alice")
     assert (caught.value.facts["key"], caught.value.facts["field"]) == ("b'alice'", field)
@@ -83,7 +83,7 @@ def test_what_json_lacks_is_refused(value: object, field: str, problem: str) -> 
 
 
 def test_hints_say_what_to_do() -> None:
-    """To delete for None, and `asdict` for a dataclass."""
+    """Hints name deletion for None, and `asdict` for a dataclass."""
     with pytest.raises(InvalidChange, match="delete it"):
         encode_json(None, 1)
     with pytest.raises(InvalidChange, match=r"dataclasses\.asdict"):
@@ -91,7 +91,7 @@ def test_hints_say_what_to_do() -> None:
 
 
 def test_too_many_levels_are_refused() -> None:
-    """Those of a value that contains itself, and of one that Python cannot write."""
+    """Too many levels are refused: a value that contains itself, or that Python cannot write."""
     around: list[Any] = []
     around.append({"a": around})
     deep: list[Any] = []
@@ -103,7 +103,7 @@ def test_too_many_levels_are_refused() -> None:
 
 
 def test_a_value_that_claims_nothing_is_refused() -> None:
-    """A dict that JSON writes as another one, whatever its parts are."""
+    """A dict that JSON would write as another one is refused, whatever its parts."""
 
     class Other(dict[str, int]):
         def __eq__(self, other: object) -> bool:
@@ -124,7 +124,7 @@ def test_a_value_that_claims_nothing_is_refused() -> None:
     ids=lambda text: ascii(text[:9]),
 )  # fmt: skip
 def test_a_column_that_is_not_json_is_refused(text: bytes) -> None:
-    """With the key of the first such value."""
+    """The error has the key of the first value that is no JSON."""
     keys = pa.array(["a", "b", "c", "d"])
     with pytest.raises(InvalidChange) as caught:
         check_json(pa.array([b"1", None, text, text], pa.binary()), keys)
@@ -132,6 +132,6 @@ def test_a_column_that_is_not_json_is_refused(text: bytes) -> None:
 
 
 def test_a_column_of_json_is_taken_as_it_is() -> None:
-    """Spaces, escapes and deletes included."""
+    """A column of JSON is taken unchanged, with spaces, escapes and deletes."""
     texts = [b' {"a" : 1.5}\n', b'"\\u00e9\\ud83d\\ude00"', None, b"[null]", "é".join('""').encode()]
     check_json(pa.array(texts, pa.binary()), pa.array(range(5)))

@@ -38,27 +38,27 @@ Key = bytes | str | int
 
 
 def vectors(kind: str = "vectors") -> list[dict[str, Any]]:
-    """The published test vectors."""
+    """Return the published test vectors."""
     text = resources.files("statelog.schemas").joinpath("key_group_vectors.json").read_text("utf-8")
     found: list[dict[str, Any]] = json.loads(text)[kind]
     return found
 
 
 def vector_key(vector: dict[str, Any]) -> Key:
-    """The key of a vector, in its native type."""
+    """Return the key of a vector, in its native type."""
     text: str = vector["key"]
     natives: dict[str, Callable[[str], Key]] = {"bytes": bytes.fromhex, "string": str, "long": int}
     return natives[vector["key_type"]](text)
 
 
 def crcs_one_by_one(keys: list[Key], key_type: KeyType) -> list[int]:
-    """What the column has to agree with."""
+    """Return the expected checksums of a column, computed key by key."""
     return [zlib.crc32(key_bytes(key, key_type)) for key in keys]
 
 
 @pytest.mark.parametrize("vector", vectors(), ids=lambda v: f"{v['key_type']}-{v['key'][:12]}")
 def test_vectors_hold(vector: dict[str, Any]) -> None:
-    """Every published vector is what the code computes, for one key and for a column."""
+    """The code computes every published vector, for one key and for a column."""
     key, key_type = vector_key(vector), KeyType(vector["key_type"])
     assert key_bytes(key, key_type).hex() == vector["key_bytes"]
     column = pa.array([key], key_type.arrow_type)
@@ -70,7 +70,7 @@ def test_vectors_hold(vector: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("vector", vectors("prefix_vectors"), ids=lambda v: f"{v['key_type']}-{v['key']}")
 def test_vectors_of_prefixes_hold(vector: dict[str, Any]) -> None:
-    """The first bytes are hashed, in the middle of a character, too; a shorter key is hashed whole."""
+    """The first bytes are hashed, even if they end inside of a character. A shorter key is hashed whole."""
     key, key_type, length = vector_key(vector), KeyType(vector["key_type"]), vector["prefix_bytes"]
     assert key_bytes(key, key_type)[:length].hex() == vector["hashed"]
     for count, key_group in vector["key_groups"].items():
@@ -81,7 +81,7 @@ def test_vectors_of_prefixes_hold(vector: dict[str, Any]) -> None:
 
 @given(prefix=st.binary(min_size=3, max_size=3), rests=st.lists(st.binary(max_size=20), min_size=1))
 def test_all_keys_of_a_prefix_share_a_key_group(prefix: bytes, rests: list[bytes]) -> None:
-    """Whatever follows it, for one key and for a column, of which a slice is asked."""
+    """All keys of a prefix share a key group, for one key and for a sliced column."""
     keys = [prefix + rest for rest in rests]
     groups = {key_group_of(key, KeyType.BYTES, 128, 3) for key in keys}
     assert groups == set(key_groups_of(pa.array([b"other", *keys], pa.binary()).slice(1), 128, 3).tolist())
@@ -90,14 +90,14 @@ def test_all_keys_of_a_prefix_share_a_key_group(prefix: bytes, rests: list[bytes
 
 @given(texts=st.lists(st.text(max_size=8)), length=st.integers(1, 12))
 def test_a_column_of_texts_goes_by_the_prefixes_of_each(texts: list[str], length: int) -> None:
-    """The column agrees with one key at a time."""
+    """A column agrees with one key at a time."""
     one_by_one = [key_group_of(text, KeyType.STRING, 128, length) for text in texts]
     assert key_groups_of(pa.array(texts, pa.string()), 128, length).tolist() == one_by_one
 
 
 @pytest.mark.parametrize("length", [0, 257, -1, True, "8", 1.0])
 def test_lengths_of_prefixes_that_are_refused(length: Any) -> None:
-    """What is no length of a prefix is refused by name, and so is every length for numbers."""
+    """An impossible prefix length is refused by name, and so is every length for numbers."""
     with pytest.raises(ConfigError, match="prefix_bytes"):
         key_group_of(b"a", KeyType.BYTES, 128, length)
     with pytest.raises(ConfigError, match="prefix_bytes"):
@@ -115,7 +115,7 @@ def test_lengths_of_prefixes_that_are_refused(length: Any) -> None:
 
 @pytest.mark.parametrize("key_type", list(KeyType))
 def test_a_key_type_may_be_named_by_its_text(key_type: KeyType) -> None:
-    """As everywhere in the API; what names none, or a count that no log has, is refused with the words that count."""
+    """A key type may be given as text. An unknown name or an impossible count is refused with the valid ones."""
     keys: dict[KeyType, Key] = {KeyType.BYTES: b"a", KeyType.STRING: "a", KeyType.LONG: 1}
     key = keys[key_type]
     assert key_group_of(key, key_type.value, 128) == key_group_of(key, key_type, 128)
@@ -134,7 +134,7 @@ def test_a_key_type_may_be_named_by_its_text(key_type: KeyType) -> None:
 
 
 def test_vectors_cover_every_key_type() -> None:
-    """The vectors have several keys of each type, so that none is published untested."""
+    """The vectors have several keys of each type."""
     assert {KeyType(v["key_type"]) for v in vectors()} == set(KeyType)
 
 
@@ -159,7 +159,7 @@ def test_column_of_longs_and_strings() -> None:
 
 @pytest.mark.parametrize("key_type", KeyType)
 def test_empty_column(key_type: KeyType) -> None:
-    """A column without keys has no key groups, whether it was made empty or sliced to nothing."""
+    """A column without keys has no key groups, whether it is empty or an empty slice."""
     assert crc32_column(pa.array([], key_type.arrow_type)).tolist() == []
     one = pa.array([{"bytes": b"a", "string": "a", "long": 1}[key_type.value]], key_type.arrow_type)
     assert crc32_column(one.slice(1)).tolist() == []
@@ -193,7 +193,7 @@ def test_keys_that_are_refused(key: Key, key_type: KeyType) -> None:
 
 @pytest.mark.parametrize(("partitions", "key_groups"), [(1, 1), (1, 128), (8, 128), (7, 128), (128, 128), (3, 65536)])
 def test_partitions_share_out_the_key_groups(partitions: int, key_groups: int) -> None:
-    """Every key group lies in exactly the partition whose range and starts name it, and no partition is empty."""
+    """Every key group is in exactly one partition, by ranges as by starts, and no partition is empty."""
     check_counts(partitions, key_groups)
     starts = partition_starts(partitions, key_groups).tolist()
     seen: list[int] = []
@@ -207,13 +207,13 @@ def test_partitions_share_out_the_key_groups(partitions: int, key_groups: int) -
 
 @pytest.mark.parametrize(("partitions", "key_groups"), [(0, 1), (2, 1), (1, 65537), (1, 0), (1, 2.5), (1, "8")])
 def test_counts_that_are_refused(partitions: int, key_groups: Any) -> None:
-    """More partitions than key groups, none, more than 65536 key groups, and what is no whole number are refused."""
+    """No partition, more partitions than key groups, more than 65536 key groups, and fractions are refused."""
     with pytest.raises(ConfigError):
         check_counts(partitions, key_groups)
 
 
 def from_bitmap(bitmap: bytes, first: int) -> set[int]:
-    """The key groups of a bitmap, in the partition whose first key group is `first`."""
+    """Return the key groups of a bitmap, in the partition whose first key group is `first`."""
     return {first + i for i in range(8 * len(bitmap)) if bitmap[i // 8] >> i % 8 & 1}
 
 
@@ -241,7 +241,7 @@ def test_bitmaps_as_sets() -> None:
 
 
 def test_key_type_of_an_arrow_type() -> None:
-    """A key type is found by its Arrow type, and a type that no log has is refused."""
+    """A key type is found by its Arrow type, and an unsupported type is refused."""
     assert [KeyType.of(key_type.arrow_type) for key_type in KeyType] == list(KeyType)
     with pytest.raises(InvalidChange):
         KeyType.of(pa.int32())
@@ -253,20 +253,20 @@ def test_spark_expression_quotes_the_column() -> None:
 
 
 def test_spark_hashes_the_same_first_bytes() -> None:
-    """Of the binary form, so that bytes are counted and not characters; Spark's positions begin at 1."""
+    """Spark hashes the same first bytes: it counts bytes of the binary form, from position 1."""
     found = spark_expression("k", KeyType.STRING, 8, 4)
     assert found == "CAST(pmod(crc32(substring(CAST(`k` AS BINARY), 1, 4)), 8) AS INT)"
 
 
 def test_a_column_whose_offsets_end_with_a_part_of_a_number() -> None:
-    """A buffer that came from elsewhere may be longer than its offsets need, by any number of bytes."""
+    """A buffer from elsewhere may exceed its offsets by any number of bytes."""
     offsets = pa.py_buffer(np.array([0, 1, 3], np.int32).tobytes() + b"\0")
     column = pa.Array.from_buffers(pa.binary(), 2, [None, offsets, pa.py_buffer(b"abb")])
     assert binary_column(column).lengths.tolist() == [1, 2]
 
 
 def test_ranges_are_read_as_they_are_written() -> None:
-    """Whatever is shown of numbers is read as them; both ends count with a dash; what names no number is refused."""
+    """Shown ranges of numbers can be parsed again. Both ends of a dash are included, and other texts are refused."""
     for numbers in ((0,), (0, 1, 2, 3, 6), (1, 3, 5)):
         assert read_ranges(ranges_text(numbers), "it") == numbers
     assert read_ranges("70, 0-3,2:5", "it") == (0, 1, 2, 3, 4, 70)

@@ -1,4 +1,4 @@
-"""The order of keys beside Python's own, for keys that fit into one word with their key group, and that do not."""
+"""Sorting agrees with Python's order, for keys that fit into one word with their key group, and for others."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -63,7 +63,7 @@ def _check(key_groups: Sequence[int], keys: _Keys) -> None:
 @pytest.mark.parametrize("kind", _KINDS)
 @pytest.mark.parametrize("most_key_groups", [1, 5, 2**16])
 def test_the_order_is_that_of_the_keys(kind: str, most_key_groups: int) -> None:
-    """In any order of arrival."""
+    """The rows come in the order of their keys, whatever their order of arrival."""
     rng = np.random.default_rng(most_key_groups)
     for rows in (1, 2, 40, 300):
         _check(_key_groups(rng, rows, most_key_groups), _KINDS[kind](rng, rows))
@@ -74,7 +74,7 @@ def test_the_order_is_that_of_the_keys(kind: str, most_key_groups: int) -> None:
     ("name", "most"), [("_WORD_BITS", 19), ("_WORD_BITS", 27), ("_MOST_PASSES", 1), ("_MOST_PASSES", 0)]
 )
 def test_what_does_not_fit_is_told_apart(kind: str, name: str, most: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where hardly a byte has room, rows that are alike so far are sorted by what follows, in the end by Arrow."""
+    """Rows with equal beginnings are sorted by what follows, in the end by Arrow, when hardly a byte has room."""
     monkeypatch.setattr(key_order, name, most)
     rng = np.random.default_rng(7)
     for most_key_groups in (1, 5):
@@ -84,7 +84,7 @@ def test_what_does_not_fit_is_told_apart(kind: str, name: str, most: int, monkey
 @pytest.mark.parametrize("kind", _KINDS)
 @pytest.mark.parametrize("most_key_groups", [1, 5, 2**16])
 def test_sorted_stretches_are_merged(kind: str, most_key_groups: int) -> None:
-    """As tables of a merge are, which repeat each other's keys."""
+    """Sorted stretches that repeat each other's keys are merged, as a merge's tables are."""
     rng = np.random.default_rng(most_key_groups)
     for _ in range(5):
         drawn: list[_Place] = list(zip(_key_groups(rng, 400, most_key_groups), _KINDS[kind](rng, 400), strict=True))
@@ -95,7 +95,7 @@ def test_sorted_stretches_are_merged(kind: str, most_key_groups: int) -> None:
 
 @pytest.mark.parametrize("bits", [1, 47, 48, 49, 63, 64])
 def test_how_many_bits_differ_changes_nothing(bits: int) -> None:
-    """Around what one word holds beside the 16 bits of a key group."""
+    """The number of differing bits does not matter, around the size of a word without the 16 bits of a key group."""
     rng = np.random.default_rng(bits)
     numbers: list[int] = (rng.integers(0, 2**64, 200, np.uint64) >> np.uint64(64 - bits)).tolist()
     _check(_key_groups(rng, 200, 2**16), [number - 2**63 for number in numbers])
@@ -121,7 +121,10 @@ _KEY = st.one_of(
 @settings(deadline=None, max_examples=300)
 @given(st.lists(_KEY, min_size=1, max_size=30), st.sampled_from([12, 16, 20, 64]), st.data())
 def test_any_keys_are_sorted_as_python_sorts_them(keys: list[bytes], word_bits: int, data: st.DataObject) -> None:
-    """Random bytes, UUIDs, addresses, long beginnings in common, mixed lengths, zero bytes; many of them twice."""
+    """Keys sort as in Python:
+
+    random bytes, UUIDs, addresses, common beginnings, mixed lengths, zero bytes, many of them twice.
+    """
     drawn = data.draw(st.lists(st.tuples(st.integers(0, 2), st.sampled_from(keys)), min_size=1, max_size=80))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(key_order, "_WORD_BITS", word_bits)

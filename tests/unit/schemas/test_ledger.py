@@ -1,4 +1,4 @@
-"""Ledger records: their bytes, and who is stopped by what."""
+"""Ledger records: their bytes, and the readers that they stop."""
 
 import struct
 from dataclasses import replace
@@ -40,7 +40,7 @@ RECORDS = [_open(), _commit(), _loss(), _inline(), Commits((_commit(), _inline()
 
 
 def _sealed(version: int, kind: int, payload: bytes) -> bytes:
-    """A record as any version writes it: prefix and checksum never change."""
+    """Return a record as any version writes it: prefix and checksum never change."""
     checksum = xxhash.xxh3_64_intdigest(b"\0\0" + payload, seed=version << 8 | kind)
     return b"SLLG" + struct.pack("<BB2xQ", version, kind, checksum) + payload
 
@@ -53,7 +53,7 @@ def test_records_survive_their_bytes(record: LedgerRecord) -> None:
 
 @pytest.mark.parametrize("record", RECORDS, ids=["open", "commit", "accept loss", "inline", "commits"])
 def test_every_mutation_of_a_record_stops_its_reader(record: LedgerRecord) -> None:
-    """No flipped, missing or added byte passes; without the magic a record is a stranger's."""
+    """A flipped, missing or added byte stops the reader. A record without the magic is a foreign one."""
     for damaged in mutations(ledger.encode(record)):
         if damaged[:4] != b"SLLG":
             assert ledger.decode(damaged) is None
@@ -64,19 +64,19 @@ def test_every_mutation_of_a_record_stops_its_reader(record: LedgerRecord) -> No
 
 @pytest.mark.parametrize("value", [b"", b"SLL", b"hello, ledger", b"SLCH" + bytes(40)])
 def test_a_record_without_the_magic_is_a_strangers(value: bytes) -> None:
-    """It is void for every reader, and stops none."""
+    """A record without the magic is void for every reader, and stops none."""
     assert ledger.decode(value) is None
 
 
 @pytest.mark.parametrize(("version", "kind"), [(3, 1), (4, 2), (2, 3), (2, 6), (1, 7), (1, 0), (9, 9)])
 def test_an_unknown_version_or_kind_stops_every_reader(version: int, kind: int) -> None:
-    """It might be a commit, so nobody may step over it."""
+    """An unknown version or kind stops every reader, since it might be a commit."""
     with pytest.raises(UnknownFormat):
         ledger.decode(_sealed(version, kind, b"whatever"))
 
 
 def test_an_open_of_version_1_is_read() -> None:
-    """It names the position that its writer had folded, and no record below it."""
+    """An Open of version 1 names the position that its writer had folded, without the record below it."""
     found = ledger.decode(
         bytes.fromhex(
             "534c4c47010100003b8e0c585b957f72c3018c541f96900489a00277020200000102030405060708090a0b0c0d0e0f01"
@@ -88,14 +88,14 @@ def test_an_open_of_version_1_is_read() -> None:
 
 
 def test_a_whole_record_that_says_nonsense_is_corrupt() -> None:
-    """A right checksum over a payload that does not decode is no excuse."""
+    """A payload that does not decode is corrupt, even under a right checksum."""
     for kind in (1, 2, 3, 4, 5):
         with pytest.raises(CorruptLedger):
             ledger.decode(_sealed(1, kind, b"nonsense"))
 
 
 def test_bytes_after_an_open_are_corrupt() -> None:
-    """A decoder consumes its input to the last byte."""
+    """Bytes after an Open are corrupt: a decoder consumes its input to the last byte."""
     payload = ledger.encode(_open())[16:]
     assert ledger.decode(_sealed(1, 1, payload)) == _open()
     with pytest.raises(CorruptLedger):
@@ -103,7 +103,7 @@ def test_bytes_after_an_open_are_corrupt() -> None:
 
 
 def test_a_commits_body_gives_back_what_it_was_made_of() -> None:
-    """Metadata and handles are read only when they are asked for."""
+    """The body of a commit gives back metadata and handles, which are decoded on request."""
     story = Story()
     epoch = story.open("A", 0)
     handle = story.persist(epoch, 0)
@@ -120,7 +120,7 @@ def test_a_commits_head_spans_all_entries_of_a_partition() -> None:
 
 @pytest.mark.parametrize("lie", ["extents", "has_meta", "body"])
 def test_a_head_that_differs_from_its_body_is_corrupt(lie: str) -> None:
-    """Validity is decided by the head, so a body that says something else is damage."""
+    """A body that contradicts its head is corrupt, since the head decides validity."""
     commit = _commit()
     lying = {
         "extents": replace(commit, packed_extents=ledger.pack_extents(commit.extents[:1])),
@@ -134,7 +134,7 @@ def test_a_head_that_differs_from_its_body_is_corrupt(lie: str) -> None:
 
 
 def test_a_commit_that_is_read_leaves_its_changes_in_the_record() -> None:
-    """It says where they begin, and how large they are; its size is that of the whole record."""
+    """A commit says where its changes begin in the record, and how large they are. Its size is that of the record."""
     sent = _inline()
     value = ledger.encode(sent)
     found = ledger.decode(value)
@@ -145,7 +145,7 @@ def test_a_commit_that_is_read_leaves_its_changes_in_the_record() -> None:
 
 
 def test_each_of_several_commits_says_where_its_changes_begin() -> None:
-    """Behind those before it, at a multiple of 8 bytes of the record."""
+    """The changes of several commits begin one behind the other, at multiples of 8 bytes of the record."""
     several = Commits((_commit(), _inline(), _inline()))
     value = ledger.encode(several)
     found = ledger.decode(value)
@@ -156,7 +156,7 @@ def test_each_of_several_commits_says_where_its_changes_begin() -> None:
 
 
 def test_a_record_of_several_commits_holds_commits_alone() -> None:
-    """None at all, one of an unknown version, and one that is cut off, stop every reader."""
+    """No commit at all, an unknown version, or a cut-off one in a record of several stops every reader."""
     item = ledger.encode(_commit())[16:]
     for payload in (b"", struct.pack("<IB3x", len(item), 1) + item, struct.pack("<IB3x", len(item) + 9, 2) + item):
         with pytest.raises(CorruptLedger):
@@ -167,7 +167,7 @@ def test_a_record_of_several_commits_holds_commits_alone() -> None:
     "lie", [{"size_bytes": 1 << 20}, {"size_bytes": 0}, {"changes": 0}, {"partitions": 0}, {"first_key_group": 128}]
 )
 def test_a_head_that_describes_other_changes_is_corrupt(lie: dict[str, int]) -> None:
-    """Numbers that cannot be those of the changes behind it."""
+    """A head whose numbers cannot describe the changes behind it is corrupt."""
     sent = _inline()
     assert sent.inline is not None
     with pytest.raises(CorruptLedger):
@@ -175,7 +175,7 @@ def test_a_head_that_describes_other_changes_is_corrupt(lie: dict[str, int]) -> 
 
 
 def test_an_open_refuses_what_no_manifest_could_carry() -> None:
-    """A writer's name and partitions end up in every later manifest, so they are checked on the way in."""
+    """An Open checks its writer's name and partitions, which every later manifest carries."""
     with pytest.raises(InvalidName):
         Open(writer="../a", partitions=(0,), nonce=nonce(1), prior=-1, last=NO_CHECKPOINT, identity=IDENTITY)
     with pytest.raises(ConfigError):
@@ -183,7 +183,7 @@ def test_an_open_refuses_what_no_manifest_could_carry() -> None:
 
 
 def test_a_head_that_names_more_extents_than_it_holds_is_corrupt() -> None:
-    """The count of a commit's extents is compared with its bytes, and with what a log can have."""
+    """The count of a commit's extents must agree with its bytes, and with a possible log."""
     payload = ledger.encode(_commit())[16:]
     held, count_at = 80 + 2 * 20, 76
     for count, tail in ((5, b""), (1 << 17, b""), (1 << 17, bytes(3 << 20)), ((1 << 32) - 1, b"")):
@@ -193,7 +193,7 @@ def test_a_head_that_names_more_extents_than_it_holds_is_corrupt() -> None:
 
 
 def test_an_open_of_more_partitions_than_a_log_can_have_is_corrupt() -> None:
-    """Millions of partitions are refused by their bytes, before they are decoded."""
+    """An Open of millions of partitions is refused by its bytes, before they are decoded."""
     many = replace(_open(), partitions=tuple(range(400_000)))
     with pytest.raises(CorruptLedger, match="partitions"):
         ledger.decode(ledger.encode(many))
@@ -203,13 +203,16 @@ def test_an_open_of_more_partitions_than_a_log_can_have_is_corrupt() -> None:
 
 @pytest.mark.parametrize("lost", [LossRange(-1, 0, 1), LossRange(0, -1, 1), LossRange(0, 5, 4)])
 def test_a_loss_of_impossible_offsets_is_corrupt(lost: LossRange) -> None:
-    """Nobody gives up what no log has."""
+    """An accepted loss of impossible offsets is corrupt."""
     with pytest.raises(CorruptLedger):
         ledger.decode(ledger.encode(replace(_loss(), ranges=(lost,))))
 
 
 def test_a_commits_body_has_the_bytes_of_its_schema() -> None:
-    """It is written without Avro's encoder: values of each type, long names, several handles, and none."""
+    """The body of a commit has the bytes of its schema, although Avro's encoder does not write it.
+
+    Its values have each type, names are long, and it has several handles or none.
+    """
     story = Story()
     handle = story.persist(story.open("A", 0, 1), 0, 1)
     text, numbers = {"": "", "ä" * 100: "ö" * 5000}, {"least": -(1 << 63), "most": (1 << 63) - 1, "none": 0, "few": -65}

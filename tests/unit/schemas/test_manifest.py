@@ -1,4 +1,4 @@
-"""Manifests: their file, what they refuse to say, and the chain."""
+"""Manifests: their file, their checks, and their chain."""
 
 import hashlib
 import json
@@ -39,14 +39,14 @@ def test_an_empty_log_has_an_empty_manifest() -> None:
 
 
 def test_every_mutation_of_the_file_is_refused() -> None:
-    """No flipped, missing or added byte passes, but in the schema text, which is for other tools."""
+    """A flipped, missing or added byte is refused, except in the schema text, which is for other tools."""
     for damaged in mutations(second_manifest().to_bytes(), spare=SCHEMA_TEXT):
         with pytest.raises((CorruptManifest, UnknownFormat)):
             Manifest.from_bytes(damaged, MANIFESTS.path(2))
 
 
 def test_a_newer_format_is_unknown() -> None:
-    """A file of a later version says so, instead of looking damaged."""
+    """A file of a later version is an unknown format, and not damage."""
     newer = first_manifest().to_bytes().replace(b"statelog.format\x022", b"statelog.format\x023")
     with pytest.raises(UnknownFormat):
         Manifest.from_bytes(newer, MANIFESTS.path(1))
@@ -67,7 +67,7 @@ def test_the_state_has_the_schema_of_the_ledger_state() -> None:
 
 
 def _with_run(**changes: Any) -> Callable[[], Manifest]:
-    """The second manifest, its second run changed."""
+    """Return a maker of the second manifest with a changed second run."""
 
     def make() -> Manifest:
         manifest = second_manifest()
@@ -77,19 +77,22 @@ def _with_run(**changes: Any) -> Callable[[], Manifest]:
 
 
 def _with(**changes: Any) -> Callable[[], Manifest]:
-    """The second manifest, changed."""
+    """Return a maker of the second manifest with changes."""
     return lambda: replace(second_manifest(), **changes)
 
 
 def _with_state(**changes: Any) -> Callable[[], Manifest]:
-    """The second manifest, its folded ledger changed."""
+    """Return a maker of the second manifest with a changed folded ledger."""
     return _with(state=replace(second_manifest().state, **changes))
 
 
 def _split(
     first: range, second: range, *, start: int = 5, end: int = 8, spans: range | None = None, number: int = 0
 ) -> tuple[RunRef, ...]:
-    """One run up to position 5, then two side by side; the second over other positions, one with other row groups."""
+    """Return one run up to position 5, then two side by side.
+
+    The second covers other positions, and one other row groups.
+    """
     runs: list[RunRef] = []
     for i, (key_groups, positions) in enumerate([(first, (5, 8)), (second, (start, end))]):
         held = spans if spans is not None and i == number else key_groups
@@ -161,7 +164,7 @@ def test_a_manifest_that_says_what_cannot_be_is_refused(wrong: str) -> None:
 
 
 def test_the_base_of_the_wrong_ones_is_right() -> None:
-    """Without a change the helpers above make a whole manifest."""
+    """The helpers above make a valid manifest if nothing is changed."""
     assert _with()() == _with_run()() == second_manifest()
     split = _with(runs=_split(range(10), range(10, MAX_KEY_GROUPS)))()
     assert Manifest.from_bytes(split.to_bytes(), MANIFESTS.path(2)) == split
@@ -169,7 +172,7 @@ def test_the_base_of_the_wrong_ones_is_right() -> None:
 
 
 def test_a_file_of_the_first_format_is_read() -> None:
-    """Its runs name no key groups: they cover all of them. The bytes are those that the first format's code wrote."""
+    """A manifest of the first format is read: its runs cover all key groups. The bytes are from that format's code."""
     data = (Path(__file__).parents[2] / "support" / "samples" / "manifest-1.avro").read_bytes()
     assert Manifest.from_bytes(data, MANIFESTS.path(2)) == replace(
         second_manifest(), previous_sha256=Manifest.from_bytes(data, MANIFESTS.path(2)).previous_sha256
@@ -180,7 +183,7 @@ def test_a_file_of_the_first_format_is_read() -> None:
 
 
 def test_a_manifest_is_checked_when_it_is_read() -> None:
-    """A file whose checksums are right and whose content is not does not get past the reader."""
+    """A file with right checksums and invalid contents is refused by the reader."""
     manifest = second_manifest()
     object.__setattr__(manifest, "runs", (run_ref("a", 0, 5), run_ref("b", 6, 8)))
     with pytest.raises(CorruptManifest, match="not adjacent"):
@@ -191,8 +194,9 @@ def test_a_manifest_is_checked_when_it_is_read() -> None:
 
 
 def test_a_manifest_links_to_the_file_that_was_read() -> None:
-    """The next one names the hash of the very bytes, also where today's code would write others; a copy that differs
-    has no file yet.
+    """The next manifest names the hash of the bytes that were read, even if today's code would write others.
+
+    A copy that differs has no file yet.
     """
     data = (Path(__file__).parents[2] / "support" / "samples" / "manifest-1.avro").read_bytes()
     read = Manifest.from_bytes(data, MANIFESTS.path(2))
@@ -203,7 +207,7 @@ def test_a_manifest_links_to_the_file_that_was_read() -> None:
 
 
 def test_next_manifest_links_to_the_bytes_before_it() -> None:
-    """The second names the first one's hash, and the chain holds."""
+    """The second manifest names the first one's hash, and the chain holds."""
     first, second = first_manifest(), second_manifest()
     assert (first.number, first.previous_sha256) == (1, b"")
     assert (second.number, second.previous_sha256) == (2, hashlib.sha256(first.to_bytes()).digest())
@@ -222,13 +226,13 @@ def test_next_manifest_links_to_the_bytes_before_it() -> None:
     ids=["number", "link", "identity", "position", "committed position"],
 )
 def test_a_broken_chain_is_corrupt(broken: Manifest) -> None:
-    """A manifest that was not built on the one before it is refused."""
+    """A manifest that was not built on the one before it is corrupt."""
     with pytest.raises(CorruptManifest):
         check_chain(first_manifest(), broken)
 
 
 class _Rows(tuple[PartitionState, ...]):
-    """Rows that count how often somebody goes through all of them."""
+    """Rows that count how often all of them are traversed."""
 
     walks = 0
 
@@ -239,7 +243,7 @@ class _Rows(tuple[PartitionState, ...]):
 
 @pytest.mark.parametrize("partitions", [3, 300])
 def test_no_partition_of_a_wide_log_goes_through_all_of_them(partitions: int) -> None:
-    """A manifest is made and linked in a few walks over its partitions, however many it has."""
+    """A manifest is made and linked in a few traversals of its partitions, however many it has."""
     _Rows.walks = 0
     rows = _Rows(PartitionState(partition, 0, 5) for partition in range(partitions))
     first, second = first_manifest(), second_manifest()
@@ -251,7 +255,7 @@ def test_no_partition_of_a_wide_log_goes_through_all_of_them(partitions: int) ->
 
 
 def test_runs_stretch_over_a_ledger_without_changes() -> None:
-    """A round that only moved the position needs no new run: the newest one covers the quiet stretch."""
+    """A round that only moved the position makes no run: the newest one covers the quiet stretch."""
     first = first_manifest()
     following = next_manifest(
         first,
@@ -270,7 +274,7 @@ def test_runs_stretch_over_a_ledger_without_changes() -> None:
 
 
 def test_a_run_keeps_what_its_file_says() -> None:
-    """A reference made of a file's facts gives the same facts back."""
+    """A run reference made of a file's facts gives the same facts back."""
     run = run_ref("one", 0, 5)
     file = {one.name: getattr(run, one.name) for one in fields(RunFile)}
     again = RunRef(**file, start_position=0, end_position=5, level=0, value_schema_id=1)

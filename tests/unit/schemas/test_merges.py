@@ -1,4 +1,4 @@
-"""Merges: which runs are merged, in one column of key groups and in many, and where the files are cut."""
+"""Merges: which runs are merged, in one column of key groups and in many, and where files are cut."""
 
 import random
 from dataclasses import replace
@@ -74,19 +74,19 @@ def _merged(merge: Merge, name: str, size_bytes: int) -> RunRef:
     ],
 )
 def test_a_full_tier_is_merged(sizes_mib: list[float], merge: str) -> None:
-    """The newest tier with four runs; a run counts as large as anything newer."""
+    """The newest tier with four runs is merged. A run counts as at least as large as anything newer."""
     assert [_names(one) for one in choose_merges(_runs(*sizes_mib))] == ([merge] if merge else [])
 
 
 def test_deletes_vanish_only_at_the_bottom() -> None:
-    """A delete may hide an older put in a run below, so only a merge from the first position on drops it."""
+    """A delete may hide a put in an older run, so only a merge from the first position on drops it."""
     (bottom,), (above,) = choose_merges(_runs(1, 1, 1, 1)), choose_merges(_runs(9, 2, 2, 2, 2))
     assert bottom.drops_deletes
     assert not above.drops_deletes
 
 
 def test_a_hot_key_group_merges_alone() -> None:
-    """Runs of one key group fill its tier: they are merged, and no byte of the other key groups is touched."""
+    """Runs of one key group that fill a tier are merged, without touching bytes of other key groups."""
     below = [_run(f"base{kg.start}", range(5), kg, 900) for kg in (range(7), range(7, 8), range(8, MAX_KEY_GROUPS))]
     hot = [_run(f"hot{at}", range(at, at + 1), range(7, 8), 3) for at in range(5, 9)]
     rest = [_run(f"rest{kg.start}", range(5, 9), kg, 0.1) for kg in (range(7), range(8, MAX_KEY_GROUPS))]
@@ -97,7 +97,7 @@ def test_a_hot_key_group_merges_alone() -> None:
 
 
 def test_columns_merge_at_the_same_time() -> None:
-    """Key groups whose runs are cut apart have merges of their own, and no two of them share a run."""
+    """Columns of key groups whose runs are cut apart have separate merges that share no run."""
     halves = (range(50), range(50, MAX_KEY_GROUPS))
     runs = in_order(_run(f"r{at}-{kg.start}", range(at, at + 1), kg, 1) for at in range(4) for kg in halves)
     assert sorted(_names(merge) for merge in choose_merges(runs)) == ["r0-0 r1-0 r2-0 r3-0", "r0-50 r1-50 r2-50 r3-50"]
@@ -105,7 +105,7 @@ def test_columns_merge_at_the_same_time() -> None:
 
 
 def test_a_merge_takes_what_the_rectangle_needs() -> None:
-    """A run of all key groups merges with one column's runs only if what lies over the others goes with them."""
+    """A run of all key groups merges with one column's runs only together with what covers its other columns."""
     wide = _run("wide", range(1), range(MAX_KEY_GROUPS), 1)
     left = [_run(f"l{at}", range(at, at + 1), range(50), 1) for at in (1, 2, 3)]
     right = [_run("right", range(1, 4), range(50, MAX_KEY_GROUPS), 0.1)]
@@ -114,7 +114,7 @@ def test_a_merge_takes_what_the_rectangle_needs() -> None:
 
 
 def test_a_merge_takes_two_runs() -> None:
-    """A fanout of one would merge for ever."""
+    """A fanout of one is refused, since it would merge for ever."""
     with pytest.raises(ConfigError):
         choose_merges([], 1)
 
@@ -122,7 +122,7 @@ def test_a_merge_takes_two_runs() -> None:
 @given(st.lists(st.floats(0.01, 300.0), max_size=60), st.integers(2, 6), st.floats(0.3, 1.0))
 @settings(deadline=None)
 def test_merging_bounds_the_runs_and_the_bytes_written(sizes_mib: list[float], fanout: int, kept: float) -> None:
-    """Round by round there are at most fanout - 1 runs a tier, and each byte is rewritten at most once a tier or so."""
+    """A tier has at most fanout - 1 runs after each round, and each byte is rewritten about once a tier."""
     runs: tuple[RunRef, ...] = ()
     written = 0.0
     for run in _runs(*sizes_mib):
@@ -142,7 +142,7 @@ def test_merging_bounds_the_runs_and_the_bytes_written(sizes_mib: list[float], f
 
 
 def test_a_round_merges_what_it_may_and_one_merge_at_least() -> None:
-    """In their order, as far as they fit; the first one whatever its size, if one has to be made."""
+    """A round makes merges in their order, as far as they fit. A required one is made whatever its size."""
     large, small, smaller = (Merge(tuple(_runs(*sizes))) for sizes in ((9, 9), (2, 2), (1, 1)))
     merges = (large, small, smaller)
     assert affordable(merges, 24 * MIB, at_least_one=True) == merges
@@ -153,7 +153,7 @@ def test_a_round_merges_what_it_may_and_one_merge_at_least() -> None:
 
 @pytest.mark.parametrize(("most_mib", "at_once"), [(1, 1), (1000, 8)])
 def test_merges_of_a_large_state_are_spread_over_rounds(most_mib: int, at_once: int) -> None:
-    """Eight columns fill up in the same round. One merge a round is enough: they take turns, and no column piles up."""
+    """Eight columns fill up at once, and one merge a round is enough: they take turns, and no column grows."""
     columns = [range(first, first + 10) for first in range(0, 70, 10)] + [range(70, MAX_KEY_GROUPS)]
     runs = in_order([_run(f"bottom{column.start}", range(1), column, 60) for column in columns])
     most_merges, most_deep = 0, 0
@@ -174,7 +174,7 @@ def test_merges_of_a_large_state_are_spread_over_rounds(most_mib: int, at_once: 
 
 
 class _Story:
-    """Random rounds: each adds runs that tile its positions, cut anywhere, and merges, the result cut anywhere."""
+    """Random rounds that add runs and merge them. Runs tile their positions and are cut anywhere."""
 
     def __init__(self, seed: int) -> None:
         self.rng = random.Random(seed)
@@ -182,7 +182,7 @@ class _Story:
         self.position = self.made = 0
 
     def tile(self, positions: range, key_groups: range, size_mib: float) -> list[RunRef]:
-        """Runs that tile this rectangle, cut side by side."""
+        """Return runs that tile this rectangle, cut side by side."""
         inner = [cut for cut in (3, 7, 8, 20, 90) if cut in key_groups and cut > key_groups.start]
         cuts = sorted(self.rng.sample(inner, self.rng.randint(0, len(inner))))
         bounds = [key_groups.start, *cuts, key_groups.stop]
@@ -193,7 +193,7 @@ class _Story:
         ]
 
     def round(self) -> None:
-        """One delta, then merges until there is nothing to do."""
+        """Add one delta, then merge until there is nothing to do."""
         delta = self.tile(range(self.position, self.position + 1), range(MAX_KEY_GROUPS), self.rng.choice((0.1, 3, 40)))
         self.position += 1
         self.runs = in_order([*self.runs, *delta])
@@ -219,7 +219,7 @@ class _Story:
 
 @pytest.mark.parametrize("seed", range(30))
 def test_any_history_of_merges_keeps_the_tiles(seed: int) -> None:
-    """However deltas and merges are cut, the runs tile the ledger, merging ends, and a key group's runs are few."""
+    """The runs always tile the ledger, merging ends, and a key group has few runs, however merges are cut."""
     story = _Story(seed)
     for _ in range(40):
         story.round()
@@ -230,7 +230,7 @@ def test_any_history_of_merges_keeps_the_tiles(seed: int) -> None:
 
 
 def test_a_file_ends_behind_its_limit_and_where_runs_below_begin() -> None:
-    """At a key group's end: over the limit always, at a cut of the runs below once a file is worth it."""
+    """A file is cut at a key group's end: above the limit always, at a cut of runs below if large enough."""
     plain, cuts = Cuts(max_bytes=1600), Cuts(max_bytes=1600, at=(10, 20))
     assert plain.before(5, 4, 1599) is None
     assert plain.before(5, 4, 1600) == 5
@@ -242,7 +242,7 @@ def test_a_file_ends_behind_its_limit_and_where_runs_below_begin() -> None:
 
 
 def test_runs_are_cut_where_older_ones_begin() -> None:
-    """Only those count that cover earlier positions of the same key groups."""
+    """Cuts of runs count if these cover earlier positions of the same key groups."""
     runs = [
         _run("a", range(5), range(10), 1),
         _run("b", range(5), range(10, 30), 1),
@@ -254,7 +254,7 @@ def test_runs_are_cut_where_older_ones_begin() -> None:
 
 
 def test_lanes_hold_each_key_group_once_oldest_first() -> None:
-    """Runs side by side share a lane; a newer run of a key group lies in a later one."""
+    """Runs side by side share a lane. A newer run of a key group is in a later lane."""
     a, b = _run("a", range(5), range(10), 1), _run("b", range(5), range(10, MAX_KEY_GROUPS), 1)
     c, d = _run("c", range(5, 6), range(MAX_KEY_GROUPS), 1), _run("d", range(6, 7), range(10), 1)
     e = _run("e", range(6, 7), range(10, MAX_KEY_GROUPS), 1)

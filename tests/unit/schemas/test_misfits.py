@@ -1,4 +1,4 @@
-"""Misfits: what types say before there are values, beside what the values themselves are told later."""
+"""Misfits predict from types what the values themselves would later be refused for."""
 
 import datetime
 import decimal
@@ -23,14 +23,14 @@ NOW = datetime.datetime(2024, 5, 6, 7, 8, 9, 123_456, datetime.UTC)
 
 
 def schema_of(avro: Avro, **more: Avro) -> str:
-    """A record with the field `f`, and others with the default null."""
+    """Return a record schema with the field `f`, and others with the default null."""
     fields: list[object] = [{"name": "f", "type": avro}]
     fields += [{"name": name, "type": kind} for name, kind in more.items()]
     return json.dumps({"type": "record", "name": "R", "fields": fields})
 
 
 def root_of(avsc: str) -> ValueType:
-    """Its tree."""
+    """Return the schema's tree."""
     root = parse_value_schema(avsc, 1).root
     assert root is not None
     return root
@@ -71,8 +71,9 @@ def root_of(avsc: str) -> ValueType:
 def test_types_say_what_values_are_told(
     avro: Avro, column: pa.Array, reason: Reason | None, broken: pa.Array | None
 ) -> None:
-    """What fits by type fits with every value; what is certain not to is refused with every value; what may not fit
-    passes with this value and is refused with another.
+    """A type without misfits passes with every value, and a certain misfit is refused.
+
+    A possible one depends on the value.
     """
     avsc = schema_of(avro)
     field = pa.field("f", column.type, nullable=False)
@@ -92,7 +93,7 @@ def test_types_say_what_values_are_told(
 
 
 def test_nulls_and_fields_are_seen_too() -> None:
-    """A nullable column for a field that takes no null; a field that is missing, with a default and without."""
+    """Misfits include a nullable column for a field without null, and missing fields with and without a default."""
     avsc = schema_of("long", g=["null", "long"], h="int")
     given = pa.struct([pa.field("f", pa.int64()), pa.field("g", pa.int64()), pa.field("extra", pa.int64())])
     found = {(one.path, one.reason) for one in misfits(given, root_of(avsc), "value", nullable=False)}

@@ -189,9 +189,7 @@ print("pandas" in sys.modules)
 @settings(deadline=None)
 @given(st.booleans(), st.lists(st.integers(0, 200)), st.sampled_from(_KINDS), st.integers(0, 5), st.integers(1, 3))
 def test_there_and_back(with_pandas: bool, numbers: list[int], kind: type[np.generic], start: int, step: int) -> None:
-    """Any numbers, every so many of them, from any row on: the same numbers of the same type, as pyarrow gives them,
-    whether pandas is loaded or not.
-    """
+    """Numbers of any type and count survive from any row on, as in pyarrow, with and without pandas."""
     given_numbers = np.array(numbers, kind)[::step]
     expected = pa.array(given_numbers)
     with pytest.MonkeyPatch.context() as patch:
@@ -208,25 +206,23 @@ def test_there_and_back(with_pandas: bool, numbers: list[int], kind: type[np.gen
 
 
 def test_a_null_is_refused() -> None:
-    """A column with a null has no array, whatever lies below the null."""
+    """A column with a null has no array, whatever bytes are below the null."""
     with pytest.raises(pa.ArrowInvalid):
         numbers_of(pa.array([1, None], pa.int64()))
 
 
 def test_a_write_of_batches_leaves_pandas_alone() -> None:
-    """Neither the imports of Spark's sink nor a task's write and its commit import pandas, which is there to import;
-    nor do they where a sequence decides between the rows of a key.
-    """
+    """The imports of Spark's sink, a task's write and its commit do not import pandas, even with a sequence."""
     assert _printed_by(_WRITE) == [b"False"]
 
 
 def test_rounds_leave_pandas_alone() -> None:
-    """Neither the imports of a materializer nor its rounds, with a merge, import pandas, which is there to import."""
+    """A materializer and its rounds, merges included, do not import pandas, even if it is available."""
     assert _printed_by(_ROUNDS) == [b"2", b"2", b"2", b"False"]
 
 
 def test_a_writer_and_a_table_put_and_delete_without_pandas() -> None:
-    """Its import would be most of what their first commit takes."""
+    """Puts and deletes of a writer and a table do not import pandas, which would dominate their first commit."""
     assert _printed_by(_PUTS) == [b"False"]
 
 
@@ -234,7 +230,7 @@ _TWO = pa.RecordBatch.from_pydict({"key": [b"a", b"bc"], "value": [b"1", b"2"]})
 
 
 def _printed_by(program: str, rows: pa.RecordBatch = _TWO) -> list[bytes]:
-    """What a program prints that gets a batch of changes as its input, where pandas could be imported."""
+    """Run a program with a batch of changes as its input, where pandas can be imported, and return its output."""
     sink = pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, rows.schema) as stream:
         stream.write_batch(rows)
@@ -246,7 +242,7 @@ def _printed_by(program: str, rows: pa.RecordBatch = _TWO) -> list[bytes]:
 
 
 def test_what_a_batch_takes_is_told_without_counting_it() -> None:
-    """Of a small one, what its buffers hold; of a slice of a large one, its own share."""
+    """A small batch counts its buffers' contents, and a slice of a large one its own share, without counting bytes."""
     large = pa.record_batch({"key": pa.array([b"k" * 100] * 10_000), "value": pa.array([b"v" * 100] * 10_000)})
     small = pa.record_batch({"key": pa.array([b"k"]), "value": pa.array([b"v"])})
     assert about_bytes(large) == large.nbytes
@@ -259,7 +255,7 @@ def test_what_a_batch_takes_is_told_without_counting_it() -> None:
 
 
 def test_a_buffer_that_columns_share_counts_for_each() -> None:
-    """It is in a chunk as often."""
+    """A buffer that columns share counts for each, since a chunk holds it as often."""
     shared = pa.array([b"x" * 1000])
     batch = pa.record_batch({f"field{i}": shared for i in range(8)})
     assert not fits(batch, 4000)
@@ -271,7 +267,7 @@ _VALUES = st.lists(st.binary(max_size=300), min_size=1, max_size=5)
 @settings(deadline=None)
 @given(values=_VALUES, sliced=st.integers(0, 40), of_one=st.booleans(), has_null=st.booleans())
 def test_rows_are_moved_as_arrow_moves_them(values: list[bytes], sliced: int, of_one: bool, has_null: bool) -> None:
-    """Of one length or of many, empty or long, with a null, and of a slice."""
+    """Rows are moved as by Arrow: of equal or different lengths, empty or long, with a null, and of a slice."""
     count, width = 2100, len(values[0])
     rows: list[bytes | None] = [values[i % len(values)] for i in range(count)]
     if of_one:
@@ -300,7 +296,7 @@ _ROWS = (
 @settings(deadline=None)
 @given(st.sampled_from(_ROWS).flatmap(lambda one: st.tuples(st.just(one[0]), st.lists(one[1]))), st.booleans())
 def test_rows_become_the_column_that_pyarrow_makes(made: tuple[pa.DataType, list[object]], with_pandas: bool) -> None:
-    """Bytes, text, numbers and booleans, with nulls and without, whether pandas is loaded or not."""
+    """Bytes, text, numbers and booleans, with and without nulls, become pyarrow's column, with and without pandas."""
     kind, rows = made
     expected = pa.array(rows, kind)
     with pytest.MonkeyPatch.context() as patch:
@@ -314,7 +310,7 @@ def test_rows_become_the_column_that_pyarrow_makes(made: tuple[pa.DataType, list
 
 
 def test_a_number_that_is_none_stays_one() -> None:
-    """It is no null, nor is a null a number."""
+    """NaN is no null, and a null is no NaN."""
     with pytest.MonkeyPatch.context() as patch:
         patch.delitem(sys.modules, "pandas", raising=False)
         column = column_of_rows([float("nan"), None, 0.5], pa.float64())
@@ -323,7 +319,7 @@ def test_a_number_that_is_none_stays_one() -> None:
 
 @pytest.mark.parametrize(("kind", "row"), [(pa.string(), "\ud800"), (pa.int64(), 1 << 63)])
 def test_what_has_no_bytes_is_refused_with_pandas_or_without(kind: pa.DataType, row: object) -> None:
-    """As pyarrow does."""
+    """A value without bytes is refused as by pyarrow, with and without pandas."""
     with pytest.MonkeyPatch.context() as patch:
         patch.delitem(sys.modules, "pandas", raising=False)
         with pytest.raises((UnicodeError, OverflowError)):
@@ -331,12 +327,12 @@ def test_what_has_no_bytes_is_refused_with_pandas_or_without(kind: pa.DataType, 
 
 
 def test_recoveries_leave_pandas_alone() -> None:
-    """Nor do they import it where a key was changed twice, or only some key groups are wanted."""
+    """Recoveries do not import pandas, even with repeated keys or only some key groups."""
     assert _printed_by(_RECOVERIES) == [b"100", b"100", b"True", b"100", b"False"]
 
 
 def test_typed_values_and_changes_leave_pandas_alone() -> None:
-    """On their way in as columns, out, to Spark, into Avro's form, and from one value schema into the next."""
+    """Typed values do not import pandas: as columns, out again, to Spark, in Avro's form, and into another schema."""
     values = rows_to_struct([_ROW, _ROW], parse_value_schema(json.dumps(_SCHEMA), 1))
     rows = columns_of(values).append_column("key", pa.array([b"a", b"b"]))
     changes = [b"put-None-7", b"put-None-7", b"delete-None-7"]
@@ -344,10 +340,10 @@ def test_typed_values_and_changes_leave_pandas_alone() -> None:
 
 
 def test_a_batch_that_names_key_groups_and_deletes_leaves_pandas_alone() -> None:
-    """As a worker's commits do."""
+    """A batch that names key groups and deletes does not import pandas, as in a worker's commits."""
     assert _printed_by(_PLACED) == [b"False"]
 
 
 def test_a_table_in_rocksdb_leaves_pandas_alone() -> None:
-    """Neither small and large commits nor a new directory import pandas, which is there to import."""
+    """Small and large commits of a table in RocksDB, and a new directory, do not import pandas."""
     assert _printed_by(_PUTS_INTO_ROCKSDB) == [b"False"]

@@ -1,4 +1,4 @@
-"""The bytes of every version of every format that was ever written are read, and say what they said.
+"""The bytes of every released version of every format are still read, with the same contents.
 
 `tests/support/samples/released/<format>-<version>.bin` were written by the code of their time and are never written
 again. A new version adds a file; a test here fails until it does.
@@ -89,13 +89,13 @@ _READ: dict[str, tuple[Callable[[bytes], object], object]] = {
 
 @pytest.mark.parametrize("name", list(_READ))
 def test_its_bytes_are_read(name: str) -> None:
-    """What today's code reads in the bytes of that version is what was written."""
+    """Today's code reads the contents that were written in that version."""
     read, written = _READ[name]
     assert read((_SAMPLES / "released" / f"{name}.bin").read_bytes()) == written
 
 
 def test_a_run_is_read() -> None:
-    """A Parquet file of the first format, by the index that a manifest had for it."""
+    """A Parquet file of the first format is read by the index of its manifest."""
     groups = (
         RowGroupSpan(4, 5, rows=2, offset=4, size_bytes=230, checksum=11595587170323974560),
         RowGroupSpan(9, 10, rows=1, offset=234, size_bytes=217, checksum=15383913918799709654),
@@ -111,7 +111,7 @@ def test_a_run_is_read() -> None:
 
 
 def test_no_version_lacks_its_bytes() -> None:
-    """There are bytes of each version that the code knows, and the read table names all of them."""
+    """Each version that the code knows has its bytes, and the table of readers names all of them."""
     prefixed = ("mark", "open", "commit", "commits", "accept-loss", "restart", "handle")
     newest = {
         **{name: EXAMPLES[name].data[4] for name in prefixed},
@@ -125,7 +125,7 @@ def test_no_version_lacks_its_bytes() -> None:
     }
     wanted = {f"{name}-{version}" for name, last in newest.items() for version in range(1, last + 1)}
     there = {path.stem for path in (_SAMPLES / "released").iterdir()}
-    elsewhere = {"manifest-1"}  # beside them, for the tests of manifests, which read it
+    elsewhere = {"manifest-1"}  # for the tests of manifests, which read it
     assert there | elsewhere == wanted
     assert {*_READ, "run-1", *elsewhere} == wanted
     assert all((_SAMPLES / f"{name}.avro").is_file() for name in elsewhere)

@@ -1,4 +1,4 @@
-"""Retention: what is kept, how far truncation goes, which files may go."""
+"""Retention: retained manifests, the limit of truncation, and removable files."""
 
 from dataclasses import replace
 
@@ -39,24 +39,24 @@ def _lease(number: int = 0, position: int = 0, **offsets: int) -> Lease:
 
 @pytest.mark.parametrize("wrong", [{"keep": 1}, {"min_age_s": -1.0}, {"min_age_s": float("nan")}], ids=str)
 def test_a_policy_keeps_two_at_least(wrong: dict[str, float]) -> None:
-    """One manifest is no fallback."""
+    """A policy that retains one manifest is refused, since it has no fallback."""
     with pytest.raises(ConfigError):
         RetentionPolicy(**wrong)  # type: ignore[arg-type]  # the wrong types are the point
 
 
 def test_superseded_times_come_from_the_following_manifest() -> None:
-    """Each manifest is superseded when the next one that is listed was put; the round's own one is the newest."""
+    """Each manifest is superseded when the next listed one was put. The round's own one is the newest."""
     assert superseded_times({3: 10.0, 5: 20.0}, 6, 30.0) == {3: 20.0, 5: 30.0, 6: None}
     assert superseded_times({}, 1, 30.0) == {1: None}
 
 
 def test_a_slot_that_is_taken_already_keeps_its_own_time() -> None:
-    """A round that lost computes nothing that it could use, and nothing wrong either."""
+    """A round that lost its slot computes with the winner's time, and nothing wrong."""
     assert superseded_times({1: 10.0, 2: 20.0}, 2, 30.0) == {1: 20.0, 2: None}
 
 
 def test_the_newest_the_young_and_the_pinned_are_kept() -> None:
-    """The newest two by number, those superseded less than the minimum age ago, and those with a lease."""
+    """The newest two, those superseded less than the minimum age ago, and those with a lease are retained."""
     superseded = {1: 100.0, 2: 200.0, 3: 910.0, 4: 950.0, 5: 990.0, 6: None}
     assert retained_numbers(superseded, POLICY, [], 1000.0) == {3, 4, 5, 6}
     assert retained_numbers(superseded, POLICY, [], 5000.0) == {5, 6}
@@ -64,7 +64,7 @@ def test_the_newest_the_young_and_the_pinned_are_kept() -> None:
 
 
 def test_a_manifest_at_whose_position_somebody_stands_is_kept() -> None:
-    """By whatever holds the log there; one between two manifests keeps none."""
+    """A manifest whose position is held is retained. A hold between two manifests retains none."""
     manifests = [first_manifest(), second_manifest()]
     at, between = first_manifest().position, first_manifest().position + 1
     assert pinned_at(manifests, [_lease(0, at)]) == {first_manifest().number}
@@ -72,7 +72,7 @@ def test_a_manifest_at_whose_position_somebody_stands_is_kept() -> None:
 
 
 def test_only_listed_manifests_below_the_own_one_are_dropped() -> None:
-    """Whatever is newer than the round's own manifest is none of its business."""
+    """Manifests that are newer than the round's own one are never dropped."""
     assert dropped_numbers([1, 2, 3, 9], frozenset({2, 4}), 4) == (1, 3)
 
 
@@ -80,7 +80,7 @@ def test_only_listed_manifests_below_the_own_one_are_dropped() -> None:
 
 
 def test_the_floor_is_the_lowest_need_of_the_kept_manifests() -> None:
-    """Per partition and for the ledger, and it says who holds it back."""
+    """The limit is the lowest need of the retained manifests, per partition and for the ledger, with its holder."""
     floor = truncation_floor([second_manifest(), first_manifest()], [])
     assert (dict(floor.data), floor.ledger) == ({0: 9, 1: 4}, 5)
     assert floor.held_by[0] == "manifest 1"
@@ -88,7 +88,7 @@ def test_the_floor_is_the_lowest_need_of_the_kept_manifests() -> None:
 
 
 def test_a_lease_holds_only_the_partitions_that_it_names() -> None:
-    """A reader of some key groups lets other partitions go; of the ledger it needs the record below its position."""
+    """A lease of some key groups holds their partitions, and in the ledger the record below its position."""
     floor = truncation_floor([second_manifest()], [_lease(1, 6, p1=2)])
     assert (dict(floor.data), floor.ledger) == ({0: 12, 1: 2}, 5)
     assert floor.held_by == {0: "manifest 2", 1: "lease lease-1 of a reader"}
@@ -96,13 +96,13 @@ def test_a_lease_holds_only_the_partitions_that_it_names() -> None:
 
 
 def test_a_partition_that_an_old_manifest_does_not_know_is_not_truncated() -> None:
-    """It is replayed from 0 by whoever recovers that manifest."""
+    """A partition that an old manifest does not know is not truncated, since its recovery replays from 0."""
     old = replace(first_manifest(), state=state_at(5, p0=9), anchors=())
     assert dict(truncation_floor([old, second_manifest()], []).data) == {0: 9, 1: 0}
 
 
 def test_nothing_kept_is_no_reason_to_truncate_everything() -> None:
-    """A caller that lost its manifests is stopped."""
+    """Without a retained manifest, truncation is refused: the caller has lost its manifests."""
     with pytest.raises(ConfigError):
         truncation_floor([], [_lease(1, 5)])
 
@@ -111,7 +111,7 @@ def test_nothing_kept_is_no_reason_to_truncate_everything() -> None:
 
 
 def test_only_unnamed_runs_and_expired_leases_are_condemned() -> None:
-    """What nobody recognises stays, and so does everything that a kept manifest or the own one names."""
+    """Unknown files stay, and so does everything that a retained manifest or the own one names."""
     over = _lease(9)
     listing = [
         "descriptor.avro",
@@ -135,7 +135,7 @@ def test_only_unnamed_runs_and_expired_leases_are_condemned() -> None:
 
 
 def test_a_run_goes_once_no_kept_manifest_names_it() -> None:
-    """A merged run leaves with the last manifest that knew it."""
+    """A merged run is removed with the last manifest that named it."""
     first = first_manifest()
     own = replace(second_manifest(), runs=(run_ref("merged", 0, 8),))
     listing = ["runs/one.parquet", "runs/merged.parquet"]
@@ -144,5 +144,5 @@ def test_a_run_goes_once_no_kept_manifest_names_it() -> None:
 
 
 def test_an_expired_lease_that_is_not_listed_is_not_condemned() -> None:
-    """Only files of the listing taken before the put are ever deleted."""
+    """Only files of the listing before the put are ever deleted."""
     assert condemned([], second_manifest(), [], [_lease(9)]) == ()

@@ -1,4 +1,4 @@
-"""Shares: for every count and every number of workers, everything is somebody's, once, and evenly."""
+"""Shares are complete, disjoint and even, for every count and every number of workers."""
 
 import pytest
 from hypothesis import given
@@ -14,7 +14,7 @@ workers = st.integers(1, 200)
 
 
 def descriptor(partitions: int, key_groups: int) -> Descriptor:
-    """A log of these counts."""
+    """Return the descriptor of a log with these counts."""
     return Descriptor(
         name="log",
         identity=LogIdentity(cluster_id="cluster", data_topic_id="data", ledger_topic_id="ledger"),
@@ -29,7 +29,7 @@ def descriptor(partitions: int, key_groups: int) -> Descriptor:
 
 @given(counts, workers)
 def test_shares_are_adjacent_complete_and_even(count: int, workers: int) -> None:
-    """One after the other the shares count from 0 to the end, and no two differ by more than one in size."""
+    """Adjacent shares count from 0 to the end, and their sizes differ by one at most."""
     shares = [share(count, worker=worker, workers=workers) for worker in range(workers)]
     assert [shares[0].start, *(one.stop for one in shares)] == [*(one.start for one in shares), count]
     sizes = {len(one) for one in shares}
@@ -39,14 +39,14 @@ def test_shares_are_adjacent_complete_and_even(count: int, workers: int) -> None
 
 @pytest.mark.parametrize(("count", "worker", "workers"), [(8, -1, 4), (8, 4, 4), (8, 0, 0), (-1, 0, 1)])
 def test_a_worker_that_does_not_exist_has_no_share(count: int, worker: int, workers: int) -> None:
-    """A number out of range is a typed refusal, never an empty or somebody else's share."""
+    """A worker's number out of range is a typed refusal, never an empty or another worker's share."""
     with pytest.raises(ConfigError):
         share(count, worker=worker, workers=workers)
 
 
 @given(st.data(), workers)
 def test_key_groups_of_a_share_of_the_partitions(data: st.DataObject, workers: int) -> None:
-    """What a worker restores for its partitions is exactly the key groups that lie in them; together, all there are."""
+    """A worker restores exactly the key groups of its partitions, and all workers together restore all."""
     key_groups = data.draw(st.integers(1, 512))
     log = descriptor(data.draw(st.integers(1, key_groups)), key_groups)
     seen: list[int] = []
@@ -60,7 +60,7 @@ def test_key_groups_of_a_share_of_the_partitions(data: st.DataObject, workers: i
 
 @given(st.data())
 def test_partitions_are_shares_of_the_key_groups(data: st.DataObject) -> None:
-    """The rule for workers is the rule of the log's format."""
+    """Partitions are shares of the key groups, by the same rule as for workers."""
     key_groups = data.draw(st.integers(1, 512))
     partitions = data.draw(st.integers(1, key_groups))
     for partition in range(partitions):

@@ -1,4 +1,4 @@
-"""Subscriptions: their file, what holds, who may write the next one, and when the cap ends one."""
+"""Subscriptions: their file, their hold, their next writer, and their cap."""
 
 from dataclasses import replace
 
@@ -59,21 +59,21 @@ def test_a_subscription_survives_its_file() -> None:
 
 
 def test_every_mutation_of_the_file_is_refused() -> None:
-    """No flipped, missing or added byte passes, but in the schema text, which is for other tools."""
+    """A flipped, missing or added byte is refused, except in the schema text, which is for other tools."""
     for damaged in mutations(SUBSCRIPTION.to_bytes(), spare=RecordCodec("subscription").text.encode()):
         with pytest.raises((Corrupt, UnknownFormat)):
             Subscription.from_bytes(damaged, SUBSCRIPTION.path)
 
 
 def test_a_file_in_the_wrong_place_is_refused() -> None:
-    """What a person copied to another reader or number holds nothing by mistake."""
+    """A file that a person copied to another reader or number is refused, and holds nothing."""
     for path in (subscription_path("to-lake", 4), subscription_path("other", 3)):
         with pytest.raises(Corrupt, match="another subscription's file"):
             Subscription.from_bytes(SUBSCRIPTION.to_bytes(), path)
 
 
 def test_a_subscription_refuses_what_cannot_be() -> None:
-    """Names become paths; position and state are one; and a file may not say what a caller may not make."""
+    """Names become paths and are checked, position and state agree, and files obey the rules of callers."""
     with pytest.raises(InvalidName):
         replace(SUBSCRIPTION, reader="../manifests/1")
     for wrong in (
@@ -96,16 +96,16 @@ def test_a_subscription_refuses_what_cannot_be() -> None:
     ["subscriptions/a.1.avro", "subscriptions/.00000000000000000001.avro", "subscriptions/a.99999999999999999999.avro"],
 )
 def test_a_path_that_nobody_writes_is_no_slot(path: str) -> None:
-    """What is not recognised is nobody's, and stays."""
+    """A path of an unknown form is no slot, and its file stays."""
     assert subscription_slot(path) is None
     assert subscription_slot(subscription_path("a.00000000000000000001.avro", 7)) == ("a.00000000000000000001.avro", 7)
 
 
-# ---- what holds
+# ---- hold
 
 
 def test_every_file_of_a_reader_holds_until_it_is_swept() -> None:
-    """While it moves, a reader has two files: both hold, so no moment is without one."""
+    """A moving reader has two files that both hold, so no moment is without a hold."""
     files = [_file(1, position=5), _file(2, position=9), _file(1, "b", position=3)]
     assert [one.position for one in holding(files, IDENTITY)] == [5, 9, 3]
     assert [one.subscription.number for one in newest_files(files).values()] == [2, 1]
@@ -113,14 +113,14 @@ def test_every_file_of_a_reader_holds_until_it_is_swept() -> None:
 
 
 def test_one_that_ended_holds_nothing_and_stays() -> None:
-    """Its newest file is the record of its end; those below it may go."""
+    """An ended subscription holds nothing. Its newest file records the end and stays, and older ones may be removed."""
     files = [_file(1), _file(2), _file(3, ended="removed"), _file(1, "b")]
     assert [one.reader for one in holding(files, IDENTITY)] == ["b"]
     assert superseded_paths(files) == [subscription_path("a", 1), subscription_path("a", 2)]
 
 
 def test_a_subscription_to_lost_topics_holds_nothing() -> None:
-    """Its offsets are those of topics that are gone."""
+    """A subscription to deleted topics holds nothing, since its offsets are theirs."""
     assert holding([_file(1)], replace(IDENTITY, ledger_topic_id="new")) == []
 
 
@@ -138,17 +138,17 @@ _FILES = st.lists(
 
 @given(_FILES)
 def test_what_holds_is_never_swept_and_the_newest_never_goes(files: list[SubscriptionFile]) -> None:
-    """In any set of files, those that may go hold nothing, and the newest of each reader is not among them."""
+    """In any set of files, removable ones hold nothing, and the newest file of each reader is not among them."""
     swept = set(superseded_paths(files))
     assert swept.isdisjoint(one.path for one in holding(files, IDENTITY))
     assert swept.isdisjoint(one.subscription.path for one in newest_files(files).values())
 
 
-# ---- who writes the next one
+# ---- the next writer
 
 
 def test_another_reading_takes_only_what_nobody_has_taken_up() -> None:
-    """One whose checkpoint exists is refused to others; one that never had one, or ended, is not."""
+    """A claim that was taken up is refused to other readings. One that never was, or that ended, is not."""
     for free in (None, replace(SUBSCRIPTION, is_taken_up=False), replace(SUBSCRIPTION, ended="removed")):
         check_holder(free, "two")
     check_holder(SUBSCRIPTION, "one")
@@ -158,7 +158,7 @@ def test_another_reading_takes_only_what_nobody_has_taken_up() -> None:
 
 
 def test_a_reading_is_told_that_its_own_ended() -> None:
-    """With the reason, the position and the way out, before it reads anything."""
+    """A reader whose subscription ended gets the reason, position and way out, before it reads anything."""
     with pytest.raises(SubscriptionEnded, match="idle for a week") as told:
         check_holder(replace(SUBSCRIPTION, ended="idle for a week"), "one")
     assert told.value.facts == {"reader": "to-lake", "position": 40}
@@ -166,7 +166,7 @@ def test_a_reading_is_told_that_its_own_ended() -> None:
 
 
 def test_the_next_file_keeps_what_the_reading_had() -> None:
-    """Its own creation and that it was taken up; a new reading starts with neither."""
+    """The next file of a reading retains its creation time and that it was taken up. A new reading has neither."""
     wanted = replace(SUBSCRIPTION, is_taken_up=False, created_s=2000.0)
     mine = following(SUBSCRIPTION, wanted)
     assert (mine.number, mine.created_s, mine.is_taken_up) == (4, 900.0, True)
@@ -194,7 +194,10 @@ def test_the_next_file_keeps_what_the_reading_had() -> None:
 def test_the_cap_ends_what_holds_back_too_long_or_too_much(
     cap: SubscriptionCap, now_s: float, position: int, is_over: bool
 ) -> None:
-    """Its reader holds 11 records that are in a snapshot at 50, and none in one at 40."""
+    """The cap ends a hold that is too old or too large.
+
+    Its reader holds 11 records that are in a snapshot at 50, and none in one at 40.
+    """
     offsets = {0: 20, 3: 3} if position == 50 else {0: 12}
     reason = over_cap(SubscriptionFile(SUBSCRIPTION, 0.0), cap, position=position, next_offsets=offsets, now_s=now_s)
     assert bool(reason) is is_over
@@ -204,6 +207,6 @@ def test_the_cap_ends_what_holds_back_too_long_or_too_much(
 
 @pytest.mark.parametrize("wrong", [{"idle_s": 0.0}, {"idle_s": float("nan")}, {"records": -1}], ids=str)
 def test_a_cap_that_no_reader_could_keep_is_refused(wrong: dict[str, float]) -> None:
-    """A cap of no time would end every subscription."""
+    """A cap of no time is refused, since it would end every subscription."""
     with pytest.raises(ConfigError):
         SubscriptionCap(**wrong)  # type: ignore[arg-type]  # the wrong types are the point

@@ -1,4 +1,4 @@
-"""Value schemas: what is accepted, what is refused and with which words, and which may follow which."""
+"""Value schemas: accepted types, refusals and their messages, and compatible successors."""
 
 import pickle
 from dataclasses import replace
@@ -49,7 +49,7 @@ NODE: Any = {"type": "record", "name": "Node", "fields": [{"name": "next", "type
     ],
 )
 def test_each_type_has_one_arrow_type(kind: object, arrow: pa.DataType) -> None:
-    """Every accepted Avro type has its Arrow type; an unknown logical type counts as its base."""
+    """Every accepted Avro type has its Arrow type. An unknown logical type counts as its base."""
     assert schema_of(field(kind)).arrow_type == pa.struct([pa.field("f", arrow)])
 
 
@@ -61,7 +61,7 @@ def _nested(depth: int) -> object:
 
 
 def _doubling(times: int) -> list[dict[str, object]]:
-    """Types that each hold the one before twice: little text, a huge tree."""
+    """Return types that each hold the one before twice: little text, a huge tree."""
     fields = [field({"type": "record", "name": "T0", "fields": [field("int", "x")]}, "t0")]
     for i in range(1, times):
         inner = [field(f"T{i - 1}", "left"), field(f"T{i - 1}", "right")]
@@ -116,7 +116,7 @@ _BROKEN_TEXT = r'{"type": "record", "name": "R", "doc": "\ud800", "fields": [{"n
     "text", ["", "{", "[" * 100_000, '"string"', '["null", "int"]', '{"type": "enum"}', "NaN", _ENDLESS, _BROKEN_TEXT]
 )
 def test_texts_that_are_no_record_schema_are_refused(text: str) -> None:
-    """Broken JSON, bottomless JSON and schemas of other than a record are refused as configuration."""
+    """Broken or bottomless JSON, and schemas of other than a record, are configuration errors."""
     with pytest.raises(ConfigError):
         parse_value_schema(text, 1)
 
@@ -187,7 +187,7 @@ G = field("int", "g", default=0)
 def test_incompatible_changes_name_field_and_both_types(
     old: list[Any], new: list[Any], where: str, types: tuple[str, str] | None
 ) -> None:
-    """What earlier values cannot be read with is refused, with the field's path and the new and the earlier type."""
+    """A schema that cannot read earlier values is refused, with the field's path and the new and the earlier type."""
     with pytest.raises(IncompatibleSchema) as caught:
         check_compatible(schema_of(*new, schema_id=2), [schema_of(*old)])
 
@@ -245,7 +245,7 @@ def test_compatible_changes_convert() -> None:
     ],
 )
 def test_what_a_merge_in_between_would_change_is_refused(chain: list[list[Any]]) -> None:
-    """Names that come back, changed defaults and lossy detours pass schema by schema, and are refused all the same."""
+    """Reused names, changed defaults and lossy detours are refused, although each step would be compatible."""
     first, second, third = (schema_of(*fields, schema_id=i) for i, fields in enumerate(chain, 1))
     check_compatible(second, [first])
     resolve(third, first)
@@ -259,7 +259,10 @@ def test_what_a_merge_in_between_would_change_is_refused(chain: list[list[Any]])
 
 @pytest.mark.parametrize(("size", "precision", "fits"), [(2, 4, True), (2, 5, False), (16, 38, True), (15, 36, False)])
 def test_a_new_decimal_fits_into_its_fixed(size: int, precision: int, fits: bool) -> None:
-    """Or no library of Avro's reads the schema; one that has such a field since earlier releases goes on."""
+    """A new decimal that exceeds its fixed type is refused, since no Avro library reads it.
+
+    A field of an earlier release stays valid.
+    """
     kind = {"name": "N"} | logical("fixed", "decimal", size=size, precision=precision)
     schema = schema_of(field({"type": "array", "items": kind}))
     if fits:
@@ -273,7 +276,7 @@ def test_a_new_decimal_fits_into_its_fixed(size: int, precision: int, fits: bool
 
 
 def test_opaque_and_typed_do_not_mix() -> None:
-    """Neither can follow the other in one log; opaque follows opaque."""
+    """Opaque and typed values never follow each other in one log. Opaque follows opaque."""
     typed = schema_of(field("int"))
     check_compatible(OPAQUE, [OPAQUE])
 

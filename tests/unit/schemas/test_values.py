@@ -1,4 +1,4 @@
-"""Values in and out of Arrow: what survives, and what is refused with which words."""
+"""Values in and out of Arrow: lossless conversions, and refusals with their messages."""
 
 import datetime
 import decimal
@@ -46,7 +46,7 @@ _WEST, _EAST = (datetime.timezone(datetime.timedelta(hours=hours)) for hours in 
     ],
 )
 def test_logical_values_survive(kind: object, value: object) -> None:
-    """Dates, times, decimals and the like come back as they went in, as columns and from Avro's binary form."""
+    """Dates, times, decimals and other logical values come back unchanged, from columns and from Avro's binary form."""
     schema = schema_of(field(kind))
     column = rows_to_struct([{"f": value}], schema)
     assert column.to_pylist() == [{"f": value}]
@@ -58,7 +58,7 @@ def test_logical_values_survive(kind: object, value: object) -> None:
 
 @pytest.mark.parametrize("size", [0, 9, 20])
 def test_decimals_of_any_width_are_avros(size: int) -> None:
-    """Unscaled numbers at the edges of a byte, of both signs, in as many bytes as the type says (0: no fixed)."""
+    """Unscaled numbers at the edges of a byte, of both signs, have as many bytes as the type says (0: no fixed)."""
     base = {"type": "fixed", "name": "D", "size": size} if size else {"type": "bytes"}
     schema = schema_of(field({**base, "logicalType": "decimal", "precision": 20, "scale": 2}))
     numbers = [0, 1, -1, 127, 128, -128, -129, 255, 256, -32768, 10**15, -(10**15)]
@@ -71,7 +71,7 @@ def test_decimals_of_any_width_are_avros(size: int) -> None:
 
 @pytest.mark.parametrize(("number", "fits"), [(32767, True), (-32768, True), (32768, False), (-32769, False)])
 def test_a_decimal_is_not_cut_to_the_bytes_of_its_fixed(number: int, fits: bool) -> None:
-    """A schema may name more digits than its bytes hold: what they do not hold has no binary form."""
+    """A decimal that exceeds the bytes of its fixed type has no binary form, even if the schema names more digits."""
     kind = {"name": "Two"} | logical("fixed", "decimal", size=2, precision=10, scale=0)
     schema = schema_of(field(["null", kind]))
     column = rows_to_struct([{"f": decimal.Decimal(number)}, {"f": None}], schema)
@@ -83,7 +83,7 @@ def test_a_decimal_is_not_cut_to_the_bytes_of_its_fixed(number: int, fits: bool)
 
 
 def test_only_what_is_there_has_a_binary_form() -> None:
-    """A delete has none; bytes are their own."""
+    """A delete has no binary form, and bytes are their own."""
     schema = schema_of(field("int"))
     with pytest.raises(InvalidChange):
         avro_values(rows_to_struct([{"f": 1}, None], schema), schema)
@@ -131,7 +131,7 @@ def test_only_what_is_there_has_a_binary_form() -> None:
     ],
 )
 def test_values_that_do_not_fit_are_refused(kind: object, value: object) -> None:
-    """Nothing is truncated, parsed or encoded silently; the message names the field."""
+    """No value is truncated, parsed or encoded silently. The error names the field."""
     with pytest.raises(InvalidChange) as caught:
         rows_to_struct([{"f": value}], schema_of(field(kind)))
 
@@ -140,7 +140,7 @@ def test_values_that_do_not_fit_are_refused(kind: object, value: object) -> None
 
 @pytest.mark.parametrize("zone", ["", "Z"])
 def test_a_time_of_pandas_keeps_its_nanoseconds_or_is_refused(zone: str) -> None:
-    """No schema has any, so those that it has are not cut off."""
+    """A pandas time with nanoseconds is refused, since no schema has them."""
     pandas = pytest.importorskip("pandas")
     schema = schema_of(field(logical("long", f"{'' if zone else 'local-'}timestamp-micros")))
     whole = pandas.Timestamp(f"2026-01-02T03:04:05.000006{zone}")
@@ -150,7 +150,7 @@ def test_a_time_of_pandas_keeps_its_nanoseconds_or_is_refused(zone: str) -> None
 
 
 def test_unknown_and_missing_fields_are_refused() -> None:
-    """A misspelt field is an error, not a default."""
+    """Unknown and missing fields are refused, so that a misspelt field does not become a default."""
     schema = schema_of(field("int"), field("int", "g", default=5))
 
     assert rows_to_struct([{"f": 1}], schema).to_pylist() == [{"f": 1, "g": 5}]
@@ -165,7 +165,7 @@ def test_unknown_and_missing_fields_are_refused() -> None:
 @pytest.mark.parametrize("kind", ["double", "float", ["double", "null"]])
 @pytest.mark.parametrize(("text", "value"), [("NaN", math.nan), ("Infinity", math.inf), ("-Infinity", -math.inf)])
 def test_defaults_that_json_has_no_number_for(kind: object, text: str, value: float) -> None:
-    """They are spelled as registries have them; and of other types the same text is no default."""
+    """NaN and infinity are spelled as in registries. For other types the same text is no default."""
     schema = parse_value_schema(schema_of(field("int"), field(kind, "g", default=text)).avsc, 1)
     assert rows_to_struct([{"f": 1}], schema).to_pylist() == [{"f": 1, "g": pytest.approx(value, nan_ok=True)}]
     for other in ("int", "long", logical("long", "timestamp-micros")):
@@ -177,13 +177,13 @@ def test_defaults_that_json_has_no_number_for(kind: object, text: str, value: fl
 
 @pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig"])
 def test_a_byte_order_mark_is_no_part_of_a_schema(encoding: str) -> None:
-    """Windows editors begin a file with one."""
+    """A byte order mark, with which Windows editors begin a file, is no part of a schema."""
     schema = schema_of(field("int"))
     assert parse_value_schema(schema.avsc.encode(encoding).decode(), schema.id) == schema
 
 
 def test_columns_of_kindred_types_fit() -> None:
-    """Large strings, dictionaries, narrower integers, other list types and missing columns with defaults are taken."""
+    """Large strings, dictionaries, narrower integers, other lists and missing columns with defaults are accepted."""
     schema = schema_of(
         field("long", "n"),
         field("string", "s"),
@@ -228,7 +228,7 @@ def test_columns_that_do_not_fit_are_refused(columns: dict[str, pa.Array]) -> No
 
 @pytest.mark.parametrize("number", [1e39, -1e39])
 def test_a_number_is_not_made_infinite(number: float) -> None:
-    """One that 32 bits cannot hold is refused; one that is infinite is itself, and digits are rounded."""
+    """A number that 32 bits cannot hold is refused. Infinity is itself, and digits are rounded."""
     schema = schema_of(field("float"))
     with pytest.raises(InvalidChange, match="too large"):
         struct_from_columns(pa.table({"f": [math.inf, number]}), schema)
@@ -240,7 +240,7 @@ def test_a_number_is_not_made_infinite(number: float) -> None:
 
 @pytest.mark.parametrize("kind", [pa.string_view(), pa.large_string(), pa.dictionary(pa.int8(), pa.string())])
 def test_what_stands_in_a_delete_is_no_value(kind: pa.DataType) -> None:
-    """Of any type that fits; of one that Arrow cannot work with, the error names the field."""
+    """A value in a delete is ignored if its type fits. If Arrow cannot process the type, the error names the field."""
     schema, deletes = schema_of(field(ENUM)), pa.array([True, False])
     columns = pa.table({"f": pa.array(["none", "RED"]).cast(kind)})
     assert struct_from_columns(columns, schema, deletes).to_pylist() == [None, {"f": "RED"}]
@@ -250,7 +250,7 @@ def test_what_stands_in_a_delete_is_no_value(kind: pa.DataType) -> None:
 
 
 def test_struct_columns_keep_deletes_but_no_inner_nulls() -> None:
-    """A null struct is a delete's and stays; a null inside a present one, and two fields of one name, are refused."""
+    """A null struct of a delete is accepted. A null inside of a present one, and repeated field names, are refused."""
     schema = schema_of(field("int"))
     kind, root = pa.struct([pa.field("f", pa.int64())]), schema.root
     assert root
@@ -263,7 +263,7 @@ def test_struct_columns_keep_deletes_but_no_inner_nulls() -> None:
 
 
 def test_a_schema_from_arrow() -> None:
-    """A data frame's columns make a value schema that fits them, nullable where they are."""
+    """The columns of a data frame make a value schema that fits them, nullable where they are."""
     columns = pa.schema(
         [
             pa.field("id", pa.int64(), nullable=False),
@@ -289,7 +289,7 @@ def test_a_schema_from_arrow() -> None:
 
 @pytest.mark.parametrize("kind", [pa.uint64(), pa.null(), pa.map_(pa.int64(), pa.int64())])
 def test_arrow_types_without_a_schema_are_refused(kind: pa.DataType) -> None:
-    """What has no Avro type is refused with the column's path."""
+    """An Arrow type without an Avro type is refused with the column's path."""
     with pytest.raises(ConfigError) as caught:
         avsc_from_arrow(pa.schema([pa.field("f", kind)]), "Order")
 
@@ -297,7 +297,7 @@ def test_arrow_types_without_a_schema_are_refused(kind: pa.DataType) -> None:
 
 
 def test_a_null_in_a_put_is_not_covered_by_a_delete_with_a_value() -> None:
-    """Nulls were once counted and not placed: a put's null passed if a delete in the same batch had a value there."""
+    """A null in a put is refused, even if a delete in the same batch has a value in that field."""
     schema = parse_value_schema('{"type": "record", "name": "N", "fields": [{"name": "n", "type": "long"}]}', 1)
     deletes = pa.array([False, True])
     with pytest.raises(InvalidChange):

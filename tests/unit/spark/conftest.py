@@ -1,4 +1,4 @@
-"""What the tests of the Spark room share."""
+"""Fixtures of the Spark tests."""
 
 import time
 from typing import Any
@@ -17,7 +17,7 @@ from tests.support.spark.workers import CACHES, Place
 
 @pytest.fixture
 def place(monkeypatch: pytest.MonkeyPatch) -> Place:
-    """Makes the log `visits` at a root. This process is a worker that knows nothing yet."""
+    """Return a function that makes the log `visits` at a root. This process is a worker without caches."""
     rigs: dict[object, TwinRig] = {}
 
     def make(root: str, faults: Faults | None = None) -> TwinRig:

@@ -1,4 +1,4 @@
-"""Columns that Spark was given against those of what is read: one check, and the value schema that has them."""
+"""The columns of a Spark plan are checked against those of the log, and matched to a value schema."""
 
 import datetime as dt
 import json
@@ -37,14 +37,15 @@ def _columns_of(schema: ValueSchema) -> StructType:
 
 
 def test_the_newest_value_schema_that_has_the_columns() -> None:
-    """Of two with the same columns it is the later one; a query that is older than the last evolution has its own."""
+    """The later of two schemas with the same columns is chosen. An older query has its own schema."""
     assert newest_with(_NEW, _SCHEMAS, _columns_of, "the state").id == 3
     assert newest_with(_OLD, _SCHEMAS, _columns_of, "the state").id == 2
 
 
 def test_times_of_day_are_read_in_microseconds() -> None:
-    """Spark knows no others: as a field, in a list, a map and a record within; as a state and as changes; and what was
-    read can be written back.
+    """Times of day are read in microseconds, Spark's only unit, at any depth, in states and changes.
+
+    They can be written back.
     """
     time = {"type": "int", "logicalType": "time-millis"}
     inner = {"type": "record", "name": "I", "fields": [{"name": "t", "type": time}]}
@@ -73,7 +74,7 @@ def test_times_of_day_are_read_in_microseconds() -> None:
 
 
 def test_a_states_types_are_those_that_spark_hands_on() -> None:
-    """So a lake, which knows no Spark, has a DataFrame's columns: of each kind, also in lists, maps and records."""
+    """A state has the types that Spark hands on, at any depth, so a lake without Spark has a DataFrame's columns."""
     stamps = [
         {"type": "long", "logicalType": f"{zone}timestamp-{unit}"}
         for zone in ("", "local-")
@@ -102,7 +103,7 @@ def test_a_states_types_are_those_that_spark_hands_on() -> None:
 
 
 def test_other_columns_are_refused_with_both_lists() -> None:
-    """Another type, another name, another order: the error has what was given and what is there."""
+    """Another type, name or order of columns is refused with the given and the expected ones."""
     check_columns(_OLD, _OLD, "the view")
     for given in (StructType([StructField("n", StringType())]), StructType(_NEW.fields[::-1])):
         with pytest.raises(ConfigError, match="differs from that of the changes") as caught:
@@ -112,7 +113,10 @@ def test_other_columns_are_refused_with_both_lists() -> None:
 
 
 def test_json_values_are_text() -> None:
-    """In a state and in changes, as text or bytes in a write; a struct is refused with the call that makes text."""
+    """JSON values are text in states and changes, and text or bytes in a write.
+
+    For a struct, the hint has the conversion.
+    """
     with twin_rig("log").create() as log:
         descriptor = replace(log.descriptor, value_type=ValueFormat.JSON)
     assert state_columns(descriptor, JSON, include_key_group=False)["value"].dataType == StringType()

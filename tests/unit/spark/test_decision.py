@@ -1,4 +1,4 @@
-"""What a batch is to the log: new, a replay, or refused; and a history of batches, replays and take-overs."""
+"""The decision on a batch: new, a replay, or refused; and a history of batches, replays and take-overs."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -26,25 +26,26 @@ _OPTIONS = WriteOptions(where=LogAddress("log", Where({"bootstrap.servers": "127
 
 
 def after(decision: BatchDecision) -> LastCommit:
-    """The writer's last commit once the decision was carried out."""
+    """Return the writer's last commit once the decision was carried out."""
     return LastCommit(Checkpoint(decision.checkpoint_id, bytes(16)), 0, decision.metadata)
 
 
 def batch(last: LastCommit | None, query: str, number: int, take_over_from: str | None = None) -> BatchDecision:
-    """The decision for a micro-batch of writer `w`."""
+    """Return the decision for a micro-batch of writer `w`."""
     return decide_batch(last, replace(_OPTIONS, take_over_from=take_over_from), query, number)
 
 
 def write(last: LastCommit | None, checkpoint_id: int | None, take_over_from: str | None = None) -> BatchDecision:
-    """The decision for a plain write of writer `w`."""
+    """Return the decision for a plain write of writer `w`."""
     return decide_write(last, replace(_OPTIONS, checkpoint_id=checkpoint_id, take_over_from=take_over_from))
 
 
 @given(steps=st.lists(st.integers(0, 3), max_size=20), shift=st.integers(0, 50))
 @settings(deadline=None)
 def test_every_batch_is_committed_once(steps: list[int], shift: int) -> None:
-    """Whatever is replayed, and whether or not the query took the writer over: each batch is committed once, in order,
-    under growing ids, and all its replays are recognised.
+    """Each batch is committed once, in order and under growing ids, whatever is replayed.
+
+    All its replays are recognised, whether or not the query took the writer over.
     """
     last = after(batch(None, "old", shift, take_over_from=NO_QUERY)) if shift else None
     ids = [last.checkpoint.id] if last else []
@@ -59,8 +60,9 @@ def test_every_batch_is_committed_once(steps: list[int], shift: int) -> None:
 
 
 def test_a_second_write_of_a_batch_is_no_replay() -> None:
-    """What comes again in the same run of the query has other rows: refused, not dropped. In another run, or where a
-    run has no name, it is Spark's replay.
+    """A second write of a batch in the same run has other rows, and is refused.
+
+    In another run, or without a run's name, it is Spark's replay.
     """
 
     def written(last: LastCommit | None, run_id: str | None) -> BatchDecision:
@@ -75,8 +77,9 @@ def test_a_second_write_of_a_batch_is_no_replay() -> None:
 
 
 def test_a_batch_is_the_last_one_or_the_next_one() -> None:
-    """A first batch above 0, and one behind a gap, come from a query whose earlier rows are elsewhere: refused, with
-    what is missing. One older than the last is a checkpoint that was set back.
+    """A first batch above 0, and one behind a gap, are refused with what is missing.
+
+    A batch older than the last is a restored checkpoint.
     """
     with pytest.raises(CheckpointMismatch, match=r"batches 0 to 2 .*takeOverFrom=none.*allowGaps=true") as caught:
         batch(None, "q", 3)
@@ -91,8 +94,9 @@ def test_a_batch_is_the_last_one_or_the_next_one() -> None:
 
 
 def test_a_gap_is_taken_where_an_option_says_that_nothing_is_missing() -> None:
-    """For one run by the name of whose commit is the last, for good where a function leaves batches out; behind the gap
-    each batch is expected again.
+    """A gap is accepted by an option: once by the last committer's name, or always for a function that skips batches.
+
+    Later batches must follow.
     """
     last = after(batch(None, "q", 3, take_over_from=NO_QUERY))
     assert last.checkpoint.id == 4
@@ -107,12 +111,12 @@ def test_a_gap_is_taken_where_an_option_says_that_nothing_is_missing() -> None:
 
 
 def told(*rows: tuple[str, str | None], schema: ValueSchema = OPAQUE) -> Mapping[str, Any]:
-    """What a commit says of these rows, each of a task of its own; a value of None deletes."""
+    """Return a commit's metadata for these rows, each from its own task. A value of None deletes."""
     return digest_metadata([digest_of([row]) for row in rows], schema)
 
 
 def digest_of(rows: Sequence[tuple[str, str | None]]) -> StateDigest:
-    """The digest of a task with these rows."""
+    """Return the digest of a task with these rows."""
     columns = {
         "key_group": [0] * len(rows),
         "op": [int(value is None) for _, value in rows],
@@ -125,7 +129,7 @@ def digest_of(rows: Sequence[tuple[str, str | None]]) -> StateDigest:
 
 
 def handle(*entries: tuple[int, int, bytes]) -> Handle:
-    """A task's handle, by partition, number of changes and key groups."""
+    """Return a task's handle, by partition, number of changes and key groups."""
     identity = LogIdentity(cluster_id="c", data_topic_id="d", ledger_topic_id="l")
     found = tuple(Entry(partition, 1, 1, changes, 9, 0, 1, 0, groups) for partition, changes, groups in entries)
     steps = (Step(checkpoint_id=1, entries=found),)
@@ -133,13 +137,16 @@ def handle(*entries: tuple[int, int, bytes]) -> Handle:
 
 
 def unread() -> Sequence[Handle]:
-    """A digest that compares needs no look at the ledger."""
+    """Fail: a comparable digest needs no read of the ledger."""
     raise AssertionError
 
 
 def test_a_repetition_is_compared_with_what_was_committed() -> None:
-    """By rows, whichever task has them: key, op and value count. Other rows are refused with both counts and the ways
-    out, unless the option says that they may differ.
+    """A replay is compared by its rows, whichever task has them.
+
+    Other rows are refused with both counts and the ways out.
+
+    An option allows other rows.
     """
     rows = (("a", "1"), ("b", None), ("c", "3"))
     last = LastCommit(Checkpoint(1, bytes(16)), 0, told(*rows))
@@ -155,8 +162,11 @@ def test_a_repetition_is_compared_with_what_was_committed() -> None:
 
 @pytest.mark.parametrize("metadata", [{}, {"digest": "0.0.3.abc"}, told(("a", "1"), schema=ValueSchema(id=4, avsc=""))])
 def test_a_commit_whose_digest_does_not_compare_is_compared_by_its_change_sets(metadata: Mapping[str, Any]) -> None:
-    """Of an earlier version, or in another value schema: changes and key groups by partition; if the commit is
-    truncated nothing is known, and the repetition is skipped, as ever.
+    """Digests of an earlier version or another value schema are not comparable.
+
+    Change sets are compared instead, by partition.
+
+    If the commit was truncated nothing is known, and the replay is skipped.
     """
     last = LastCommit(Checkpoint(1, bytes(16)), 0, metadata)
     committed = [handle((0, 2, b""), (1, 1, b"")), handle((0, 1, b""))]
@@ -171,7 +181,7 @@ def test_a_commit_whose_digest_does_not_compare_is_compared_by_its_change_sets(m
 
 
 def test_another_query_is_refused_with_its_way_out() -> None:
-    """The refusal names the owner; the owner of plain writes is called none; taking over goes by that name only."""
+    """The refusal names the owner, or none for plain writes. Taking over works by that name only."""
     query = after(batch(None, "q", 5, take_over_from=NO_QUERY))
     plain = after(write(None, 9))
     for last, owner in ((query, "q"), (plain, NO_QUERY)):
@@ -186,7 +196,7 @@ def test_another_query_is_refused_with_its_way_out() -> None:
 
 
 def test_a_plain_write_names_its_checkpoint_or_takes_the_next() -> None:
-    """The last id again is a replay, a lower one is refused, none at all is the next one."""
+    """A plain write with the last id is a replay, with a lower one is refused, and without one takes the next."""
     assert write(None, None).checkpoint_id == 1
     last = after(write(None, 4))
     assert write(last, 4).is_replay

@@ -1,4 +1,4 @@
-"""What travels to the workers of a stage of the Spark engine, and on which log they do it."""
+"""The Spark engine's tasks: their size, and the log that workers use."""
 
 import json
 import pickle
@@ -36,7 +36,7 @@ _SETS = 100_000
 
 
 def test_tasks_travel_whole_and_small() -> None:
-    """The plan of 100,000 change sets, as those of small commits are: less than 3 MB, and the same when it has come."""
+    """The plan of 100,000 change sets of small commits arrives unchanged in less than 3 MB."""
     rng, nonce = random.Random(1), b"n" * 16
     listed: dict[Entry, ListedBy] = {}
     for number in range(_SETS):
@@ -60,7 +60,7 @@ def test_tasks_travel_whole_and_small() -> None:
 
 
 class _InPlace(SparkEngine):
-    """Does its tasks in this process, as a worker of Spark's would."""
+    """An engine that does its tasks in this process, as a Spark worker would."""
 
     def do(self, work: TaskWork) -> dict[int, TaskDone]:
         numbers = pa.RecordBatch.from_pydict({"id": list(range(len(work.tasks)))})
@@ -69,9 +69,7 @@ class _InPlace(SparkEngine):
 
 
 def test_a_worker_that_knows_the_log_from_before_writes_runs_of_the_new_one(tmp_path: Path) -> None:
-    """It has read a log that was deleted and made anew, with the fields of its values in another order: it would take
-    them for each other, and the snapshot would have them so.
-    """
+    """A worker that cached a deleted log does not confuse its fields with those of the re-created log."""
     twin = Twin()
 
     def made(*names: str) -> Log:
@@ -98,9 +96,7 @@ def test_a_worker_that_knows_the_log_from_before_writes_runs_of_the_new_one(tmp_
 
 @pytest.mark.parametrize("point", ["after-delta", "after-merge", "after-list"])
 def test_what_workers_uploaded_goes_with_a_round_that_fails_behind_it(point: str, tmp_path: Path) -> None:
-    """They upload what they write at once: a round that always fails would fill the store, with what its tasks merged
-    since, too.
-    """
+    """The uploads of workers are deleted if the round fails later. They would otherwise fill the store."""
     twin, merged = Twin(), list[int]()
 
     def fail(passed: str) -> None:
@@ -122,7 +118,7 @@ def test_what_workers_uploaded_goes_with_a_round_that_fails_behind_it(point: str
 
 
 def test_what_is_known_goes_where_nothing_can_be_listed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The runs that came back are deleted first: what a store does not list is not what it does not delete."""
+    """The runs that workers reported are deleted even if the store cannot be listed."""
     twin, deleted = Twin(), list[str]()
     with twin.environment(), statelog.open("log", twin.where(), create=True) as log:
         _write(log)
@@ -145,7 +141,7 @@ def _no_list(_: str = "") -> None:
 
 
 def test_what_workers_uploaded_goes_with_a_job_that_fails(tmp_path: Path) -> None:
-    """One of its tasks finds no room: of the others nothing comes back, and the next round would find less still."""
+    """The uploads of workers are deleted if a task of the job fails, although nothing is returned."""
     twin = Twin()
     round_of_two = partial(run_round, settings=MaterializerSettings(scratch=tmp_path), make_engine=_engine(twin))
     with twin.environment(), statelog.open("log", twin.where(), create=True) as log:

@@ -1,4 +1,4 @@
-"""Options of the Spark source and sinks: checked, typed, masked; and how a read is cut into tasks."""
+"""Options of the Spark source and sinks are checked, typed and masked, and a read is cut into tasks."""
 
 import os
 import pickle
@@ -31,7 +31,10 @@ WHERE = {"log": "flights", "root": "s3://bucket/logs", "kafka.bootstrap.servers"
 
 
 def test_what_upsert_sets_is_no_option_to_offer() -> None:
-    """It is taken, and no list of known options names it; and who writes Spark's Kafka source is told its word here."""
+    """Options that `upsert` sets are accepted but not listed as known.
+
+    The hint translates options of Spark's Kafka source.
+    """
     assert write_options({**WHERE, "writerId": "w", "batchId": "0", "queryId": "q"}, streaming=False).query_id == "q"
     with pytest.raises(ConfigError, match="allowGaps") as caught:
         write_options({**WHERE, "writerId": "w", "batch": "0"}, streaming=False)
@@ -41,14 +44,14 @@ def test_what_upsert_sets_is_no_option_to_offer() -> None:
 
 
 def test_upsert_refuses_where_nobody_names_the_query() -> None:
-    """As in a function of Spark Connect, before anything is opened: what its tasks find out would bar its restart."""
+    """Without a query id, as in a function of Spark Connect, `upsert` is refused before anything is opened."""
 
     class Session:
-        """One of Spark Connect."""
+        """A session of Spark Connect."""
 
         @property
         def sparkContext(self) -> object:  # noqa: N802  # Spark's name
-            """There is none."""
+            """Raise, since there is no JVM."""
             raise PySparkAttributeError("no JVM")
 
     class Batch:
@@ -64,7 +67,7 @@ def test_upsert_refuses_where_nobody_names_the_query() -> None:
 
 
 def test_options_are_typed() -> None:
-    """Every option arrives as the value that it means, whatever the case of its name."""
+    """Every option arrives as a typed value, whatever the case of its name."""
     read = state_options({**WHERE, "KEYGROUPS": "0:3, 7", "columns": "key,n", "minPartitions": "3", "atposition": "12"})
     assert (read.key_groups, read.columns, read.min_partitions) == ((0, 1, 2, 7), ("key", "n"), 3)
     assert read.at == AtPosition(12)
@@ -106,8 +109,10 @@ def test_wrong_read_options_are_named(changed: dict[str, str], named: str) -> No
 
 
 def test_wrong_write_options_are_named() -> None:
-    """A write needs a writer; a stream numbers its own batches; a batch is named in one way, and not by checkpoint 0,
-    which is that of a writer before its first: the first batch would be taken for a replay, and be lost.
+    """Contradicting options of a write are refused: a writer is required, and a stream numbers its own batches.
+
+    A batch has one name, and not checkpoint 0, which precedes a writer's first: the batch would be taken for a replay
+    and lost.
     """
     for streaming, changed, named in (
         (True, {}, "writerId is missing"),
@@ -144,20 +149,20 @@ _REFUSED: list[tuple[Callable[[Any], object], object, str]] = [
 
 @pytest.mark.parametrize(("call", "argument", "told"), _REFUSED)
 def test_the_argument_of_another_kind_is_named(call: Callable[[Any], object], argument: object, told: str) -> None:
-    """As at the other doors of the house: no TypeError from somewhere within."""
+    """An argument of a wrong type is a typed error, and no TypeError from the inside."""
     with pytest.raises(ConfigError, match=told) as refused:
         call(argument)
     assert refused.value.hint
 
 
 def test_secrets_stay_out_of_sight() -> None:
-    """No repr of options shows a password, a storage secret, or credentials in a URL."""
+    """The repr of options masks passwords, storage secrets and credentials in URLs."""
     secret = {"kafka.sasl.password": "hidden", "storage.secret": "hidden", "root": "s3://user:hidden@bucket/x"}
     assert "hidden" not in repr(write_options({**WHERE, **secret, "writerId": "w"}, streaming=False))
 
 
 def test_storage_options_keep_their_types() -> None:
-    """Mappings, lists and booleans survive as JSON; text and numbers stay text; broken JSON is refused."""
+    """Mappings, lists and booleans are read as JSON. Text and numbers stay text, and broken JSON is refused."""
     given_options = {"endpoint_url": "http://h:1", "client_kwargs": {"a": [1]}, "anon": True, "key": "0123"}
     kafka = {"bootstrap.servers": "127.0.0.1:9092"}
     options = address_options("log", Where(kafka, "/tmp", storage_options=given_options))
@@ -171,7 +176,7 @@ def test_storage_options_keep_their_types() -> None:
 @given(groups=st.integers(1, 200), count=st.integers(1, 300))
 @settings(deadline=None)
 def test_slices_are_contiguous_and_complete(groups: int, count: int) -> None:
-    """However many tasks are asked for, the slices are non-empty, in order, and together all key groups."""
+    """Slices are non-empty, in order, and together all key groups, for any number of tasks."""
     found = slices(range(groups), count)
     assert [group for part in found for group in part] == list(range(groups))
     assert all(found)
@@ -179,7 +184,7 @@ def test_slices_are_contiguous_and_complete(groups: int, count: int) -> None:
 
 
 def test_an_old_spark_is_refused() -> None:
-    """Below 4.2 the message names both versions; development versions of newer ones pass."""
+    """A Spark below 4.2 is refused with both versions. Development versions of newer ones pass."""
     for good in ("4.2.0", "4.10.1", "5.0.0.dev1"):
         require_spark(good)
     for old in ("4.1.4", "3.5.1"):
@@ -196,7 +201,7 @@ class _Client:
 
 
 def test_the_cache_closes_what_it_lets_go() -> None:
-    """Replaced, dropped, idle and cleared clients are closed; those in use stay, however many there are."""
+    """Clients that are replaced, dropped, idle or cleared are closed. Clients in use stay, however many."""
     now_s = [0.0]
     cache: ProcessCache[int, _Client] = ProcessCache(idle_s=10.0, clock=lambda: now_s[0])
     clients = [cache.get_or_make(number, _Client) for number in range(20)]
@@ -220,9 +225,7 @@ def test_the_cache_closes_what_it_lets_go() -> None:
 
 @pytest.mark.parametrize("sink", [StreamWriter, BatchWriter])
 def test_making_a_writer_does_no_io(tmp_path: Path, sink: type[StreamWriter | BatchWriter]) -> None:
-    """Spark makes a writer in two processes for every batch: only pickling it, which planning alone does, looks for
-    the log.
-    """
+    """Making a writer does no I/O, since Spark makes two for every batch. Only pickling, in planning, opens the log."""
     options = {**WHERE, "root": str(tmp_path), "kafka.bootstrap.servers": "127.0.0.1:1", "writerId": "job"}
     columns = StructType([StructField("key", BinaryType()), StructField("value", BinaryType())])
     writer = sink(options, columns, overwrite=False)
@@ -232,9 +235,7 @@ def test_making_a_writer_does_no_io(tmp_path: Path, sink: type[StreamWriter | Ba
 
 
 def test_an_old_spark_is_told_and_no_import_fails(tmp_path: Path) -> None:
-    """Spark 4.0 lacks classes that ours derive from; whatever is asked for, the source is made first, and the answer
-    is which Spark is needed.
-    """
+    """With Spark 4.0, which lacks base classes, every request to the source is answered with the required version."""
     code = (
         f"import sys; sys.path[:0] = {sys.path!r}; import pyspark, pyspark.sql.datasource as d\n"
         "pyspark.__version__ = '4.0.1'; del d.DataSourceStreamArrowWriter\n"
@@ -248,7 +249,7 @@ def test_an_old_spark_is_told_and_no_import_fails(tmp_path: Path) -> None:
 
 
 def test_a_worker_that_writes_imports_no_other_room() -> None:
-    """Every worker pays for what a task imports, so one that writes leaves recoveries and rounds out."""
+    """A worker that writes does not import recoveries and rounds, since every worker pays for its imports."""
     code = (
         f"import sys; sys.path[:0] = {sys.path!r}; import statelog.spark.sink;"
         "print([name for name in sys.modules if name.startswith(('statelog.recovery', 'statelog.materializer'))])"
@@ -258,7 +259,7 @@ def test_a_worker_that_writes_imports_no_other_room() -> None:
 
 
 def test_spark_finds_nothing_to_break(tmp_path: Path) -> None:
-    """Importing what Spark looks up imports nothing of statelog, so no fault of ours breaks other data sources."""
+    """Importing Spark's entry point imports nothing of statelog, so our faults do not break other data sources."""
     code = (
         f"import sys; sys.path[:0] = {sys.path!r}; import pyspark_statelog as p;"
         "assert p.DefaultSource.name() == 'statelog';"
@@ -268,7 +269,7 @@ def test_spark_finds_nothing_to_break(tmp_path: Path) -> None:
 
 
 def test_a_fork_leaves_its_parents_clients_alone() -> None:
-    """In a forked child the cache looks empty, and neither using nor clearing it closes what the parent holds."""
+    """In a forked child the cache is empty, and neither using nor clearing it closes the parent's clients."""
     cache: ProcessCache[int, _Client] = ProcessCache()
     client = cache.put(1, _Client())
     child = os.fork()

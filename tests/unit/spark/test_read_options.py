@@ -1,4 +1,4 @@
-"""What is read: options of a range of changes, the kind of a read, and the keys and key groups that filters leave."""
+"""Options of reads: ranges of changes, kinds of reads, and the keys and key groups that filters select."""
 
 import pickle
 from collections.abc import Callable, Mapping
@@ -37,7 +37,7 @@ def _log(
 
 
 def test_a_range_is_typed() -> None:
-    """Positions, checkpoints and times arrive as bounds; open ends are None, by leaving out or by their words."""
+    """Positions, checkpoints and times are parsed as bounds. Open ends are None, by omission or by their words."""
     found = change_options({**WHERE, "startingPosition": "7", "endingWriter": "w", "endingCheckpoint": "3"})
     assert (found.start, found.end) == (AtPosition(7), AtCheckpoint("w", 3))
     found = change_options({**WHERE, "startingTime": "2026-01-31T12:00:00+01:00", "endingTime": "1769858400001"})
@@ -65,7 +65,7 @@ def test_a_range_is_typed() -> None:
     ],
 )
 def test_wrong_ranges_are_named(given: dict[str, str], named: str) -> None:
-    """A contradiction, a half of a pair, and what cannot be read are refused by their names."""
+    """Contradicting, incomplete or unreadable ranges are refused by name."""
     with pytest.raises(ConfigError) as caught:
         change_options({**WHERE, "read": "changes", **given})
     assert named in str(caught.value)
@@ -73,7 +73,7 @@ def test_wrong_ranges_are_named(given: dict[str, str], named: str) -> None:
 
 @pytest.mark.parametrize("parse", [state_options, change_options, stream_options])
 def test_options_that_all_reads_share_have_one_rule(parse: Callable[[Mapping[str, str]], Any]) -> None:
-    """A state, changes and a stream read them alike, and refuse alike what says nothing."""
+    """A state, changes and a stream parse their common options alike, and refuse the same values."""
     where = {**WHERE, "startingPosition": "earliest"} if parse is not state_options else WHERE
     found = parse({**where, "columns": "key, value", "minPartitions": "3", "keyGroups": "0:2", "leaseSeconds": "0"})
     assert (found.columns, found.min_partitions, found.key_groups) == (("key", "value"), 3, (0, 1))
@@ -87,7 +87,10 @@ def test_options_that_all_reads_share_have_one_rule(parse: Callable[[Mapping[str
 
 
 def test_kinds_of_reads() -> None:
-    """The state is the default; a view takes no other options; a table of Spark's catalog is told the way out."""
+    """The state is the default, and a view takes no other options.
+
+    A table of Spark's catalog is refused with the way out.
+    """
     assert (read_of(WHERE), read_of({**WHERE, "READ": "Changes"})) == ("state", "changes")
     with pytest.raises(ConfigError, match="unknown option columns for a read of lag"):
         view_options({**WHERE, "read": "lag", "columns": "key"})
@@ -99,7 +102,7 @@ def test_kinds_of_reads() -> None:
 
 
 def test_keys_are_read_by_the_type_of_the_log() -> None:
-    """Texts become keys, and the key groups are theirs; a text that is no such key is refused."""
+    """Texts are read as keys of the log's type, with their key groups. A text that is no such key is refused."""
     groups = {key: key_group_of(key, KeyType.LONG, 16) for key in (5, 40)}
     found = selected(_log(), None, state_options({**WHERE, "keys": "40, 5"}).keys)
     assert found == Selection(tuple(sorted(set(groups.values()))), (40, 5))
@@ -114,8 +117,12 @@ def test_keys_are_read_by_the_type_of_the_log() -> None:
 
 
 def test_filters_narrow_and_never_widen() -> None:
-    """Equality and lists of keys leave their key groups, comparisons of key groups theirs; all of them together what
-    is in each; what is not understood changes nothing. Where callers place keys, a key leaves all key groups."""
+    """Filters on keys or key groups select their key groups, and several the intersection.
+
+    Unknown filters change nothing.
+
+    Where callers place keys, a key selects all key groups.
+    """
     every = selected(_log(), None, None)
     mine = key_group_of(7, KeyType.LONG, 16)
 
@@ -138,7 +145,7 @@ def test_filters_narrow_and_never_widen() -> None:
 
 @pytest.mark.parametrize("start", ["earliest", "latest"])
 def test_a_key_group_that_the_log_lacks_is_refused(start: str) -> None:
-    """Before the query has a place, wherever it begins."""
+    """A key group that the log lacks is refused before the query has a position, wherever it begins."""
     options = stream_options({**WHERE, "startingPosition": start, "keyGroups": "0,8"})
     with TwinLog().open() as log, pytest.raises(KeyGroupMismatch, match="lacks a key group"):
         StreamPlanner(log, options)

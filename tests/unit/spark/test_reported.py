@@ -1,4 +1,4 @@
-"""Reported errors: text that carries a typed error through Spark, and is read back."""
+"""A typed error travels through Spark as text, and is parsed again."""
 
 import logging
 import traceback
@@ -12,12 +12,12 @@ from statelog.spark.reported import error_of, reported, unpicklable
 
 @reported()
 def entry() -> None:
-    """As Spark calls it."""
+    """Call the code as Spark does."""
     deep(3)
 
 
 def deep(levels: int) -> None:
-    """Raises far below, while another error is handled."""
+    """Raise an error far below, while another one is handled."""
     if levels:
         deep(levels - 1)
     try:
@@ -27,19 +27,19 @@ def deep(levels: int) -> None:
 
 
 def open_nothing() -> None:
-    """The cause of it all."""
+    """Raise the cause of it all."""
     raise OSError("the cause")
 
 
 def printed() -> str:
-    """What Spark has of an error: the traceback as text."""
+    """Return the text that Spark has of an error: the traceback."""
     with pytest.raises(Fenced) as caught:
         entry()
     return "".join(traceback.format_exception(caught.value))
 
 
 def test_an_error_comes_back_from_text() -> None:
-    """With class, message, hint and the types of its facts, from any text that has its report within."""
+    """An error's class, message, hint and typed facts are parsed from any text that contains its report."""
     text = f"[STREAM_FAILED] Query [id = x] terminated: {printed()}\n\tat org.apache.spark.Here(Here.scala:1)"
     error = error_of(RuntimeError(text))
     assert type(error) is Fenced
@@ -51,7 +51,7 @@ def test_an_error_comes_back_from_text() -> None:
 
 
 def test_an_error_is_found_behind_others() -> None:
-    """In a chain of exceptions, itself or as text; a chain that bites its tail has an end."""
+    """An error is found in a chain of exceptions, as itself or as text. A cyclic chain ends."""
     inner = ValueError(printed())
     outer = RuntimeError("nothing here")
     outer.__cause__ = inner
@@ -76,12 +76,12 @@ def test_an_error_is_found_behind_others() -> None:
     ],
 )
 def test_text_without_a_report_tells_of_nothing(text: str) -> None:
-    """A report that was cut off is none, nor is what only looks like one, and neither raises anything of its own."""
+    """A text with a truncated or imitated report has no error, and parsing it raises nothing."""
     assert error_of(RuntimeError(text)) is None
 
 
 def test_an_error_that_this_version_lacks_is_still_one() -> None:
-    """Workers may be newer than the driver; a name that is no error's makes none up."""
+    """An error that only a newer worker knows is parsed as a base class. Other names are no errors."""
     for name in ("Unheard", "Mapping"):
         error = error_of(RuntimeError(f'[statelog.{name}] {{"message": "m", "hint": "h", "facts": {{"a": 1}}}}'))
         assert type(error) is StatelogError
@@ -89,7 +89,10 @@ def test_an_error_that_this_version_lacks_is_still_one() -> None:
 
 
 def test_the_stack_is_short(caplog: pytest.LogCaptureFixture) -> None:
-    """It ends where Spark called, tells no cause, and carries one report; all of it is a line for who debugs."""
+    """The reported stack ends at Spark's call, without a cause, and carries one report.
+
+    The complete one is logged for debugging.
+    """
     with caplog.at_level(logging.DEBUG, logger="statelog.spark"):
         text = printed()
     assert "in deep" not in text
@@ -103,7 +106,7 @@ def test_the_stack_is_short(caplog: pytest.LogCaptureFixture) -> None:
 
 
 def test_other_errors_pass_as_they_are() -> None:
-    """What is not of the tree keeps its stack, its cause and its text."""
+    """An error outside of the tree keeps its stack, its cause and its text."""
     with pytest.raises(ValueError, match="as it is") as caught, reported():
         raise ValueError("as it is") from KeyError("cause")
     assert isinstance(caught.value.__cause__, KeyError)
@@ -111,7 +114,7 @@ def test_other_errors_pass_as_they_are() -> None:
 
 
 def test_an_error_while_pickling_is_read_back_as_well() -> None:
-    """Spark lets a PicklingError through, as it is."""
+    """A PicklingError, which Spark passes through, is parsed as well."""
     error = unpicklable(Fenced("another writer took over", writer="job"))
     assert isinstance(error, PicklingError)
     assert str(error).startswith("Fenced: another writer took over")

@@ -1,4 +1,4 @@
-"""Rivals as the ledger tells of them: whom an Open would fence, and when they were last heard of."""
+"""Competing writers in the ledger: whom an Open would fence, and when they were last active."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -21,42 +21,42 @@ PLAIN = write_options({**WHERE, "writerId": "two", "partitions": "0"}, streaming
 
 
 def committed_by_one(log: Log) -> None:
-    """A query commits, as the writer `one`."""
+    """Commit as a query with the writer `one`."""
     with Writer(log, "one", partitions=[0]) as writer:
         writer.commit({"queryId": "q1", "batchId": 0})
 
 
 def opened_by_one(log: Log) -> None:
-    """It dies before its first commit."""
+    """Open, and die before the first commit."""
     Writer(log, "one", partitions=[0]).close()
 
 
 def committed_by_python(log: Log) -> None:
-    """A writer that is no job of Spark's."""
+    """Commit as a writer that is no job of Spark's."""
     with Writer(log, "one", partitions=[0]) as writer:
         writer.commit()
 
 
 def committed_and_opened_again(log: Log) -> None:
-    """The query was started again, and has committed nothing since."""
+    """Commit, and restart the query without a commit."""
     committed_by_one(log)
     opened_by_one(log)
 
 
 def committed_on_another(log: Log) -> None:
-    """It has a partition of its own."""
+    """Commit to another partition."""
     with Writer(log, "one", partitions=[1]) as writer:
         writer.commit({"queryId": "q1", "batchId": 0})
 
 
 def fenced(log: Log) -> None:
-    """Somebody took over from it."""
+    """Commit, and let another writer take over."""
     committed_by_one(log)
     Writer(log, "three").close()
 
 
 def ended_by_us(log: Log) -> None:
-    """We have the partition."""
+    """Commit, and take the partition ourselves."""
     committed_by_one(log)
     Writer(log, "two", partitions=[0]).close()
 
@@ -77,7 +77,7 @@ def ended_by_us(log: Log) -> None:
 def test_a_query_of_another_writer_that_has_committed_bars_others(
     history: Callable[[Log], None], is_rival: bool, options: WriteOptions
 ) -> None:
-    """As long as it may be alive, on a partition that is to be taken. `takeOver` asks for none of this."""
+    """A recent commit of another writer's query bars writers of its partitions, except with `takeOver`."""
     with twin_rig("log", cluster=MemoryCluster(clock=lambda: WRITTEN_S)).create(partitions=2, key_groups=4) as log:
         history(log)
         fold = LedgerFold(log.descriptor.identity, log.history.read().state)
@@ -93,7 +93,7 @@ def test_a_query_of_another_writer_that_has_committed_bars_others(
 
 
 def test_a_rival_whose_age_nobody_knows_may_live() -> None:
-    """Without the brokers' stamps it is not taken for dead: it would be fenced in silence."""
+    """A competing writer without broker timestamps counts as alive, since it would be fenced silently."""
     rig = twin_rig("log", cluster=MemoryCluster(clock=lambda: WRITTEN_S))
     with rig.create(partitions=2, key_groups=4) as log:
         rig.set_topic_config(log.ledger_topic, {"message.timestamp.type": "CreateTime"})

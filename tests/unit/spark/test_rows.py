@@ -1,4 +1,4 @@
-"""Rows on their way into a log: names, types, nulls, and keys that come twice. Without Spark's JVM."""
+"""Rows on their way into a log, without Spark's JVM: names, types, nulls, and repeated keys."""
 
 import itertools
 import math
@@ -42,13 +42,13 @@ NOON = datetime(2026, 1, 31, 12, tzinfo=UTC)
 
 
 class Written:
-    """Takes what is written."""
+    """A writer that collects what is written."""
 
     def __init__(self) -> None:
         self.batches: list[pa.RecordBatch] = []
 
     def append_batch(self, table: pa.RecordBatch) -> None:
-        """Keep it."""
+        """Collect a batch."""
         self.batches.append(table)
 
     @property
@@ -59,35 +59,35 @@ class Written:
 
 @pytest.fixture(scope="module")
 def descriptor() -> Descriptor:
-    """Of a log with long keys."""
+    """Return the descriptor of a log with long keys."""
     with twin_rig("log").create(key_type="long") as log:
         return log.descriptor
 
 
 def options(**given: str) -> WriteOptions:
-    """The options of a batch write."""
+    """Return the options of a batch write."""
     return write_options({**WHERE, **given}, streaming=False)
 
 
 def columns(**kinds: DataType) -> StructType:
-    """A DataFrame's columns."""
+    """Return a DataFrame's columns."""
     return StructType([StructField(name, kind) for name, kind in kinds.items()])
 
 
 def planned(descriptor: Descriptor, schema: StructType, value: ValueSchema = OPAQUE, **given: str) -> RowMapping:
-    """The plan for these columns and options."""
+    """Return the plan for these columns and options."""
     return row_mapping(schema, options(**given), descriptor, value)
 
 
 def written(plan: RowMapping, *batches: pa.RecordBatch, strict: bool = False) -> list[dict[str, object]]:
-    """What a task writes of these batches."""
+    """Return what a task writes of these batches."""
     sink = Written()
     write_rows(batches, plan, sink.append_batch, is_case_sensitive=strict)
     return sink.rows
 
 
 def batch(keys: Sequence[int], **more: Sequence[object]) -> pa.RecordBatch:
-    """Rows with these keys and values."""
+    """Return rows with these keys and values."""
     return pa.RecordBatch.from_pydict({"key": list(keys), "value": [b"v"] * len(keys), **more})
 
 
@@ -95,7 +95,7 @@ def batch(keys: Sequence[int], **more: Sequence[object]) -> pa.RecordBatch:
 
 
 def test_names_follow_sparks_rule(descriptor: Descriptor) -> None:
-    """Case does not count, unless the session says so; an exact name wins."""
+    """Case does not count in names, unless the session says so. An exact name wins."""
     plan = planned(descriptor, columns(KEY=LongType(), Value=BinaryType()))
     rows = pa.RecordBatch.from_pydict({"KEY": [1], "Value": [b"v"]})
     assert written(plan, rows) == [{"key": 1, "value": b"v"}]
@@ -110,7 +110,7 @@ def test_names_follow_sparks_rule(descriptor: Descriptor) -> None:
 
 
 def test_columns_that_are_not_the_logs_are_named(descriptor: Descriptor) -> None:
-    """Unknown ones, missing ones, and a sequence that is not there."""
+    """Unknown columns, missing ones, and a missing sequence are refused by name."""
     with pytest.raises(InvalidChange, match="unknown=m, missing=value"):
         planned(descriptor, columns(key=LongType(), m=LongType()))
     with pytest.raises(InvalidChange, match="no column seq"):
@@ -121,8 +121,9 @@ def test_columns_that_are_not_the_logs_are_named(descriptor: Descriptor) -> None
 
 
 def test_rows_are_written_in_larger_pieces_than_sparks(descriptor: Descriptor) -> None:
-    """In their order, a large batch by itself: two of Arrow's arrays need not fit into one. As large as what a writer
-    sends at once, and no larger: it would cut those into pieces, and these into smaller chunks.
+    """Small batches are joined up to what a writer sends at once, in order. A large batch is written by itself.
+
+    Two Arrow arrays need not fit into one, and a larger piece would be cut again into smaller chunks.
     """
     plan, sink = planned(descriptor, columns(key=LongType(), value=BinaryType()), uniqueKeys="true"), Written()
     few, large = range(100), bytes(TASK_SETTINGS.roll_bytes)
@@ -156,7 +157,7 @@ def test_rows_are_written_in_larger_pieces_than_sparks(descriptor: Descriptor) -
 def test_what_can_never_fit_is_refused_at_planning(
     descriptor: Descriptor, schema: StructType, value: ValueSchema, column: str, texts: tuple[str, ...]
 ) -> None:
-    """With the column, both types and the cast to write."""
+    """A column that can never fit is refused at planning, with both types and the cast to write."""
     with pytest.raises(InvalidChange) as caught:
         planned(descriptor, schema, value)
     assert caught.value.facts["column"] == column
@@ -175,7 +176,7 @@ def test_what_can_never_fit_is_refused_at_planning(
 def test_what_may_not_fit_is_named_when_it_does_not(
     descriptor: Descriptor, n: int | None, at: datetime, advice: str
 ) -> None:
-    """A timestamp with microseconds, a null, a number too large: the task's error says what to write for that."""
+    """A value that does not fit, such as microseconds, a null or a large number, is refused with what to write."""
     plan = planned(descriptor, columns(key=LongType(), n=LongType(), at=TimestampType()), TYPED)
     maker = ChangeMaker(descriptor, TYPED, range(descriptor.partitions))
     with pytest.raises(InvalidChange) as caught:
@@ -189,7 +190,7 @@ def test_what_may_not_fit_is_named_when_it_does_not(
 
 
 def test_a_wrong_op_is_named(descriptor: Descriptor) -> None:
-    """Spark people write upper case, and Debezium c, u and d: the word is told, and those that are taken."""
+    """A wrong op, such as upper case or Debezium's c, u and d, is refused with the accepted ones."""
     maker = ChangeMaker(descriptor, OPAQUE, range(descriptor.partitions))
     with pytest.raises(InvalidChange, match=r"an op is 'PUT'.*put or delete, in lower case"):
         maker.of_batch(batch([1, 2], op=["put", "PUT"]))
@@ -199,7 +200,7 @@ def test_a_wrong_op_is_named(descriptor: Descriptor) -> None:
 
 
 def test_a_null_value_deletes_only_by_a_word(descriptor: Descriptor) -> None:
-    """Of nullDeletes, or of a column op; without, it is refused, because a failed cast is no deletion."""
+    """A null value deletes only by nullDeletes or a column op. Otherwise it is refused, as a failed cast."""
     schema = columns(key=LongType(), value=BinaryType())
     rows = pa.RecordBatch.from_pydict({"key": [1, 2], "value": [b"v", None]})
     with pytest.raises(InvalidChange, match="no column op") as caught:
@@ -212,11 +213,11 @@ def test_a_null_value_deletes_only_by_a_word(descriptor: Descriptor) -> None:
         written(planned(descriptor, schema), pa.RecordBatch.from_pydict({"key": [None], "value": [b"v"]}))
 
 
-# ---- keys that come twice
+# ---- repeated keys
 
 
 def test_a_key_comes_once_in_a_task(descriptor: Descriptor) -> None:
-    """In one batch or in two; uniqueKeys declares it and is believed."""
+    """A repeated key in a task is refused, in one batch or in two. With uniqueKeys, rows are not checked."""
     schema = columns(key=LongType(), value=BinaryType())
     plan = planned(descriptor, schema)
     assert len(written(plan, batch([1, 2]), batch([3]))) == 3
@@ -232,7 +233,7 @@ def test_a_key_comes_once_in_a_task(descriptor: Descriptor) -> None:
 
 @pytest.mark.parametrize("text", [False, True])
 def test_many_keys_are_compared_in_bounded_memory(text: bool) -> None:
-    """Above the budget they lie in a file; a key that comes again in another part of it is found."""
+    """Many keys are compared through a file above the memory budget, and a key in another part of it is found."""
     numbers = list(range(10_000))
     random.Random(5).shuffle(numbers)
     again = [numbers[17], numbers[6_000]]
@@ -253,7 +254,7 @@ def test_many_keys_are_compared_in_bounded_memory(text: bool) -> None:
 
 
 def test_a_key_may_come_in_two_key_groups_of_the_callers() -> None:
-    """There the key group is part of the key."""
+    """One key may come in two key groups that callers name, where the key group is part of the key."""
     key_groups = pa.array([0, 1, 2], pa.uint16()).to_numpy()
     with UniqueKeys() as keys:
         keys.add(pa.array([1, 1, 1]), key_groups)
@@ -264,7 +265,7 @@ def test_a_key_may_come_in_two_key_groups_of_the_callers() -> None:
 
 
 def test_the_greatest_sequence_wins_in_any_order(descriptor: Descriptor) -> None:
-    """However the rows of a key come, and wherever a batch ends; the sequence need not be part of the value."""
+    """The greatest sequence of a key wins, in any order and batches. It need not be part of the value."""
     schema = columns(key=LongType(), value=BinaryType(), seq=LongType())
     plan = planned(descriptor, schema, sequenceBy="SEQ")
     rows = [(1, b"a", 1), (1, b"b", 3), (1, b"c", 2), (2, b"d", 9), (2, b"d", 9), (3, b"e", -1)]
@@ -280,7 +281,7 @@ def test_the_greatest_sequence_wins_in_any_order(descriptor: Descriptor) -> None
 
 
 def test_a_tie_of_different_rows_is_refused() -> None:
-    """Only where it decides, and in whichever order and portions the rows come."""
+    """A tie of different rows is refused only where it decides, in any order and portions."""
     rows = [(1, b"a", 1), (1, b"b", 1), (1, b"c", 2), (2, b"d", 5), (2, b"e", 5)]
 
     def newest(some: Sequence[tuple[int, bytes, int]], budget_bytes: int) -> list[bytes]:
@@ -302,7 +303,7 @@ def test_a_tie_of_different_rows_is_refused() -> None:
 
 
 def test_equal_rows_with_a_nan_are_one() -> None:
-    """A row that came twice is one row, whatever its value has; a NaN beside a number is another row."""
+    """Equal rows with a NaN are one row. A NaN and a number differ."""
 
     def newest(*values: object) -> int:
         kept = NewestRows("seq")
@@ -317,7 +318,7 @@ def test_equal_rows_with_a_nan_are_one() -> None:
 
 
 def test_a_batch_without_rows_is_none() -> None:
-    """By itself, and beside others."""
+    """A batch without rows writes nothing, alone or among others."""
     none = pa.RecordBatch.from_pydict({"key": pa.array([], pa.int64()), "seq": pa.array([], pa.int64())})
     kept = NewestRows("seq")
     kept.add(none)
@@ -331,7 +332,7 @@ def test_a_batch_without_rows_is_none() -> None:
 
 @pytest.mark.parametrize("option", [{}, {"sequenceBy": "seq"}, {"uniqueKeys": "true"}])
 def test_a_key_group_that_is_null_is_refused(option: dict[str, str]) -> None:
-    """By name, whatever becomes of keys that come twice: a missing group is no group."""
+    """A null key group is refused by name, whatever the rule for repeated keys."""
     with twin_rig("placed").create(key_type="long", hash_rule="caller") as log:
         placed = log.descriptor
     schema = columns(key=LongType(), key_group=IntegerType(), value=BinaryType())
@@ -344,7 +345,7 @@ def test_a_key_group_that_is_null_is_refused(option: dict[str, str]) -> None:
 
 
 def test_what_is_held_is_bounded_by_the_keys() -> None:
-    """Rows that a newer one of their key replaced are dropped on the way."""
+    """Rows that a newer one of their key replaces are dropped on the way, so the number of keys bounds memory."""
     kept = NewestRows("seq", budget_bytes=10_000)
     for sequence in range(200):
         kept.add(pa.RecordBatch.from_pydict({"key": list(range(100)), "seq": [sequence] * 100}))
@@ -358,7 +359,7 @@ def test_what_is_held_is_bounded_by_the_keys() -> None:
 
 
 def test_a_job_takes_the_partitions_that_it_names() -> None:
-    """All, some by number, or a share; none, and one that the log lacks, are refused."""
+    """A job takes all partitions, some by number, or a share. None, and one that the log lacks, are refused."""
     assert options().taken(4) == (0, 1, 2, 3)
     assert options(partitions="0:2,3").taken(4) == (0, 1, 3)
     assert [options(partitions=f"{one}/3").taken(4) for one in range(3)] == [(0, 1), (2,), (3,)]
@@ -371,7 +372,7 @@ def test_a_job_takes_the_partitions_that_it_names() -> None:
 
 
 def test_newest_rows_of_more_than_an_array_holds_are_refused() -> None:
-    """One task keeps the newest row of each key in one piece: from 2 GiB of a column on it says what to do."""
+    """A task that would hold 2 GiB of a column of newest rows is refused with what to do."""
     texts = pa.array(["x" * (1 << 20)] * 64)  # Shared, so that it takes little memory.
     newest = NewestRows("seq", budget_bytes=1 << 40)
     for number in range(40):

@@ -1,4 +1,4 @@
-"""Runs of queries and plain writes beside each other, on the twins: who is told what, and what the log then holds."""
+"""Concurrent runs of queries and plain writes on the twins: their errors, and the log afterwards."""
 
 import pickle
 import time
@@ -27,9 +27,7 @@ from tests.support.spark.workers import Place, become, new_worker, options_of, w
 
 
 def test_a_query_that_died_in_its_first_batch_bars_nobody(place: Place) -> None:
-    """Before its commit nothing of it is in the ledger, and of an Open without a commit nobody is barred, under any
-    name. Once it has committed it bars others.
-    """
+    """A query bars others only after its first commit. An Open without a commit bars none."""
     rig = place("memory://a")
     options, other = options_of("memory://a", 0), replace(options_of("memory://a", 0), writer="other", query_id="other")
     begun = rig.cluster.log("visits.ledger", 0).end
@@ -47,9 +45,7 @@ def test_a_query_that_died_in_its_first_batch_bars_nobody(place: Place) -> None:
 def test_a_run_that_was_taken_over_is_told_and_the_next_one_goes_on(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whoever opened behind its epoch, and has perhaps committed under its name or as another run of its query: the run
-    takes nothing back, in no worker. A new run does.
-    """
+    """A run whose epoch was fenced is refused for good, in every worker. A new run of the query continues."""
     rig = place("memory://a")
     write(rig, "memory://a", 0)
     Writer(cached_log(options_of("memory://a", 0).where), "job").close()
@@ -69,7 +65,10 @@ def test_a_run_that_was_taken_over_is_told_and_the_next_one_goes_on(
 
 
 def test_a_batch_of_an_older_driver_fences_nobody(place: Place) -> None:
-    """Its first batch comes when a newer one of the query has committed that, or a later one: skipped, or refused."""
+    """An older driver's first batch is skipped or refused after a newer driver has committed it or a later one.
+
+    It fences no writer.
+    """
     rig = place("memory://a")
     options = options_of("memory://a", 0)
     late = written(rig, options, "older")
@@ -84,7 +83,7 @@ def test_a_batch_of_an_older_driver_fences_nobody(place: Place) -> None:
 
 @contextmanager
 def _intruding(act: Callable[[], object]) -> Generator[Environment]:
-    """In this environment somebody acts between a look at the rivals and the Open, once."""
+    """Return an environment in which `act` runs once, between the check for competing writers and the Open."""
     left = [act]
 
     def look_at_the_clock() -> float:
@@ -99,7 +98,7 @@ def _intruding(act: Callable[[], object]) -> Generator[Environment]:
 def test_a_batch_that_an_earlier_life_commits_before_our_open_is_skipped(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its Commit was on its way when its driver died: it lies behind our look at the ledger, and before our Open."""
+    """A batch that an earlier incarnation commits between our check of the ledger and our Open is skipped."""
     rig, theirs, ours = place("memory://a"), new_worker(), new_worker()
     become(monkeypatch, theirs)
     write(rig, "memory://a", 0)
@@ -119,7 +118,7 @@ def test_a_batch_that_an_earlier_life_commits_before_our_open_is_skipped(
 
 
 def test_of_two_queries_that_begin_at_once_one_is_refused(place: Place) -> None:
-    """The other one opens and commits between our look and our Open: we fence nobody, and are told whose it is."""
+    """A query that another one precedes between check and Open is refused with the other's name, and fences none."""
     rig = place("memory://a")
     ours, other = options_of("memory://a", 0), replace(options_of("memory://a", 0), writer="other")
     theirs, result = written(rig, other), written(rig, ours)
@@ -134,7 +133,10 @@ def test_of_two_queries_that_begin_at_once_one_is_refused(place: Place) -> None:
 
 
 def test_an_older_plain_write_does_not_cover_a_newer_one(place: Place) -> None:
-    """It stood still behind its tasks while it was run again. With numbers it is known which one is older."""
+    """An older plain write, delayed behind its tasks, does not overwrite its repetition.
+
+    Checkpoint ids tell which one is older.
+    """
     rig = place("memory://a")
     options = replace(options_of("memory://a", 0), batch_id=None)
     late = written(rig, options)
@@ -149,9 +151,7 @@ def test_an_older_plain_write_does_not_cover_a_newer_one(place: Place) -> None:
 
 
 def test_an_older_driver_does_not_take_over_once_more(place: Place) -> None:
-    """Two queries took the writer from each other, and an older driver of one comes back with its batch, and its
-    option: that was for what it had seen.
-    """
+    """An older driver's take-over does not apply again after a further take-over, which it had not observed."""
     rig = place("memory://a")
     first, second = (replace(options_of("memory://a", 0), query_id=name) for name in ("q", "p"))
 
@@ -171,9 +171,7 @@ def test_an_older_driver_does_not_take_over_once_more(place: Place) -> None:
 
 @pytest.mark.usefixtures("busy_ledger")
 def test_what_others_commit_meanwhile_is_not_overwritten_in_part(place: Place) -> None:
-    """A writer goes on to commit while the tasks write: it is fenced, and the batch is refused whole. Its repetition is
-    committed.
-    """
+    """A batch during whose tasks a fenced writer committed is refused as a whole, and its repetition is committed."""
     rig = place("memory://a")
     options = options_of("memory://a", 0)
     with Writer(cached_log(options.where), "python") as writer:
@@ -192,12 +190,12 @@ def test_what_others_commit_meanwhile_is_not_overwritten_in_part(place: Place) -
 
 
 class _Unanswered:
-    """Faults: the answer to the next record of a ledger is lost, once that is wanted."""
+    """Faults that lose the answer to the next record of a ledger on request."""
 
     is_wanted = False
 
     def fate(self, attempt: SendAttempt) -> Fate:
-        """The record's fate."""
+        """Return the record's fate."""
         if not (self.is_wanted and attempt.topic == "visits.ledger"):
             return Fate.DELIVER
         self.is_wanted = False
@@ -205,7 +203,7 @@ class _Unanswered:
 
 
 def test_a_plain_write_whose_outcome_was_settled_bars_nobody(place: Place) -> None:
-    """Its commit was there already, so the Open that settled it is behind it: that is no write under way."""
+    """A plain write whose outcome an Open resolved bars none: it is no longer under way."""
     faults = _Unanswered()
     rig = place("memory://a", faults)
     one, two = (replace(options_of("memory://a", 0), writer=name, batch_id=None) for name in ("one", "two"))
@@ -219,7 +217,10 @@ def test_a_plain_write_whose_outcome_was_settled_bars_nobody(place: Place) -> No
 
 
 def test_a_plain_write_within_a_query_is_told_of(place: Place, caplog: pytest.LogCaptureFixture) -> None:
-    """It is committed again with each repetition of its batch, unless it has a checkpoint id."""
+    """A plain write within a query is committed again with each repetition of its batch, unless it has a checkpoint id.
+
+    It warns.
+    """
     rig = place("memory://a")
     plain = replace(options_of("memory://a", 0), batch_id=None)
     result = written(rig, plain)
@@ -230,7 +231,7 @@ def test_a_plain_write_within_a_query_is_told_of(place: Place, caplog: pytest.Lo
 
 
 def test_a_plain_write_without_a_task_bars_nobody(place: Place) -> None:
-    """Spark runs none for a DataFrame without a partition: nothing is committed, and the write is not under way."""
+    """A plain write of a DataFrame without partitions has no task, commits nothing and bars none."""
     rig = place("memory://a")
     given = {"log": "visits", "root": "memory://a", "kafka.bootstrap.servers": "b:1", "writerId": "one"}
     columns = StructType([StructField("key", BinaryType()), StructField("value", BinaryType())])
@@ -241,8 +242,9 @@ def test_a_plain_write_without_a_task_bars_nobody(place: Place) -> None:
 
 
 def test_plain_writes_of_one_worker_share_an_epoch(place: Place) -> None:
-    """While nobody else opens. One that was planned before another is committed does not cover it, and one to other
-    partitions opens.
+    """Plain writes of one worker share an epoch until another writer opens.
+
+    A write planned before another is committed does not overwrite it, and one to other partitions opens its own epoch.
     """
     rig = place("memory://a")
     options = replace(options_of("memory://a", 0), batch_id=None)

@@ -1,6 +1,4 @@
-"""What the workers of a session know of their logs and runs, on the twins: a log is told from another of its name, and
-a run from another one of its query.
-"""
+"""Workers of a session distinguish logs of the same name and runs of the same query, on the twins."""
 
 import time
 from collections.abc import Iterator
@@ -39,8 +37,9 @@ _AT = Where({"bootstrap.servers": "b:1"}, "memory://a")
 
 
 def test_a_query_writes_to_two_logs_of_one_name(place: Place) -> None:
-    """As while a job moves from one cluster to another. What it has opened on the first it has not on the second, so
-    nobody has taken that over.
+    """A query writes to two logs of one name, as in a move between clusters.
+
+    Its epochs on one say nothing about the other.
     """
     old, new = place("memory://old"), place("memory://new")
     for batch in range(2):
@@ -50,7 +49,7 @@ def test_a_query_writes_to_two_logs_of_one_name(place: Place) -> None:
 
 
 def test_a_query_begins_again_on_a_log_that_was_made_anew(place: Place) -> None:
-    """With a new checkpoint, in the same session, as people do in a notebook: nobody took over what is not there."""
+    """A query with a new checkpoint begins again on a re-created log, in the same session, without a fencing error."""
     rig = place("memory://a")
     write(rig, "memory://a", 0)
     Log.delete("visits", rig.where())
@@ -60,9 +59,7 @@ def test_a_query_begins_again_on_a_log_that_was_made_anew(place: Place) -> None:
 
 
 def test_a_dataframe_of_an_older_log_ends_no_write_of_this_one(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The worker that commits is asked for what was planned on topics that the log had before. It refuses, and keeps
-    the log that it has open: what it made of that asks who answers before it believes a commit.
-    """
+    """A write planned on the log's former topics is refused, and the log that the worker has open stays open."""
     rig = place("memory://a")
     write(rig, "memory://a", 0)
     result, where = written(rig, options_of("memory://a", 1)), options_of("memory://a", 1).where
@@ -75,8 +72,9 @@ def test_a_dataframe_of_an_older_log_ends_no_write_of_this_one(place: Place, mon
 
 
 def _hide(rig: TwinRig, records: int) -> Iterator[int]:
-    """A deposed leader, which lacks the ledger's last records, answers the next three questions about its end. What is
-    returned ends with them.
+    """Let a deposed leader, without the ledger's last records, answer the next three questions.
+
+    Return an iterator over them.
     """
     numbers = iter(range(3))
 
@@ -91,9 +89,7 @@ def _hide(rig: TwinRig, records: int) -> Iterator[int]:
 def test_an_empty_batch_behind_a_commit_that_the_ledger_lost_is_no_commit(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of tasks without a row no chunk says what their planner saw of the ledger; their plan does, to a worker that
-    has seen nothing, and to one that has not seen the lost commit.
-    """
+    """An empty batch behind a lost commit is refused. Its plan has the ledger's position, although no chunk does."""
     rig, idle = place("memory://a"), new_worker()
     become(monkeypatch, idle)
     write(rig, "memory://a", 0)
@@ -110,7 +106,7 @@ def test_an_empty_batch_behind_a_commit_that_the_ledger_lost_is_no_commit(
 
 
 def _written_empty(rig: TwinRig, options: WriteOptions) -> TaskResult:
-    """The batch is planned, and its only task has run, without a row."""
+    """Plan a batch, and run its only task without a row."""
     task = plan_batch(options)
     handle = TaskWriter(rig.kafka().producer(), task, slot=options.batch_id or 0).finish()
     return TaskResult(plan=task.grant, handle=handle.to_bytes(), query_id="q", run_id="run")
@@ -119,7 +115,7 @@ def _written_empty(rig: TwinRig, options: WriteOptions) -> TaskResult:
 def test_a_batch_is_not_committed_behind_a_loss_that_its_planner_knew(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Another worker plans it, behind a record of somebody else, which the one that commits has never read."""
+    """A batch is not committed behind a loss of a foreign record that only its planner had read."""
     rig, commits = place("memory://a"), new_worker()
     ledger = rig.cluster.log("visits.ledger", 0)
     become(monkeypatch, commits)
@@ -135,9 +131,7 @@ def test_a_batch_is_not_committed_behind_a_loss_that_its_planner_knew(
 
 
 def test_a_worker_that_commits_for_two_queries_forgets_no_lost_commit(place: Place) -> None:
-    """The ledger lost the last commit of one, and somebody wrote there: a second later, before the other's is put, that
-    is compared.
-    """
+    """A worker that commits for two queries still notices that one's last commit was lost and replaced."""
     late_s = [0.0]
 
     def go() -> None:
@@ -161,7 +155,7 @@ def test_a_worker_that_commits_for_two_queries_forgets_no_lost_commit(place: Pla
 
 
 def test_a_batch_behind_a_lost_commit_is_not_planned_where_that_was_made(place: Place) -> None:
-    """The worker has committed it, and plans the next batch. Whoever commits that has seen nothing."""
+    """A batch behind a lost commit is refused, even if the worker that made the commit planned it."""
     rig = place("memory://a")
     for batch in range(2):
         write(rig, "memory://a", batch)
@@ -176,9 +170,7 @@ def test_a_batch_behind_a_lost_commit_is_not_planned_where_that_was_made(place: 
 def test_a_worker_whose_first_question_meets_a_deposed_leader_commits(
     place: Place, monkeypatch: pytest.MonkeyPatch, hidden: int
 ) -> None:
-    """The last records of the ledger are hidden from it: the last commit, and the Open of its own run. The plan says
-    how far the ledger reached when the batch was planned.
-    """
+    """A worker that first asks a deposed leader still commits: the plan has the ledger's position."""
     rig = place("memory://a")
     write(rig, "memory://a", 0)
     options = options_of("memory://a", 1)
@@ -193,15 +185,13 @@ def test_a_worker_whose_first_question_meets_a_deposed_leader_commits(
 def test_a_commit_follows_one_that_was_made_as_long_ago_as_clients_may_rest(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of a query that is triggered every ten minutes: the log has rested for too long then, and what was made of it a
-    little later has not.
-    """
+    """A commit succeeds when the log's clients have idled too long, and those made a little later have not."""
     now_s = [0.0]
     rig, worker = place("memory://a"), new_worker(lambda: now_s[0])
     become(monkeypatch, worker)
 
     class Slow(Committer):
-        """One that takes a second to open."""
+        """A committer that takes a second to open."""
 
         def __init__(self, *args: Any, **kwargs: Any) -> None:
             super().__init__(*args, **kwargs)
@@ -221,8 +211,9 @@ def test_a_commit_follows_one_that_was_made_as_long_ago_as_clients_may_rest(
 
 @pytest.mark.parametrize("root", ["memory://a", "memory://b"])
 def test_a_query_that_goes_on_elsewhere_is_refused(place: Place, root: str) -> None:
-    """On another log, or on its own that was made anew: with the checkpoint that it has, its earlier rows would be
-    missing there, silently. A sink that is new in the query says so, once.
+    """A query with a checkpoint is refused on another or a re-created log, which lacks its earlier rows.
+
+    An option accepts that once.
     """
     rig = place("memory://a")
     for batch in range(3):
@@ -242,8 +233,11 @@ def test_a_query_that_goes_on_elsewhere_is_refused(place: Place, root: str) -> N
 
 @pytest.mark.parametrize("is_old", [False, True])
 def test_a_repetition_with_other_rows_is_refused(place: Place, is_old: bool) -> None:
-    """Of a checkpoint that was restored one batch old, or of another query of the same name: what Spark plans anew may
-    be other rows, and to skip them would lose them. A commit of an earlier version, which has no digest, is read.
+    """A replay with other rows is refused, since skipping it would lose them.
+
+    Commits of earlier versions are compared as well.
+
+    It comes from a restored checkpoint or from another query of the same name.
     """
     rig = place("memory://a")
     options = options_of("memory://a", 0)
@@ -271,9 +265,7 @@ def test_a_repetition_with_other_rows_is_refused(place: Place, is_old: bool) -> 
 def test_a_commit_of_thousands_of_pieces_is_told_of(
     place: Place, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """With the helper that makes fewer, as a warning, long before a commit is too large for a record; and in place of
-    the hints that know nothing of Spark.
-    """
+    """A commit of thousands of pieces warns long before it exceeds a record, and names the helper that makes fewer."""
     rig = place("memory://a")
     options = replace(options_of("memory://a", 0), unique_keys=True)
     monkeypatch.setattr(sink, "MANY_PIECES", 2)
@@ -303,7 +295,7 @@ def test_a_commit_of_thousands_of_pieces_is_told_of(
 
 
 class _Reading:
-    """A session, and what it reads: all that is asked of it is which options it was given."""
+    """A session that records the options of its read."""
 
     def __init__(self) -> None:
         self.given: dict[str, object] = {}
@@ -321,7 +313,7 @@ class _Reading:
 
 
 def test_a_held_state_takes_numbers_and_flags_as_options(place: Place) -> None:
-    """As Spark's own `options` does, which turns them into text."""
+    """Numbers and flags are accepted as options of a held state, and become text as in Spark's own `options`."""
     rig = place("memory://a")
     write(rig, "memory://a", 0)
     session: Any = _Reading()

@@ -37,9 +37,11 @@ def _read(rig: HistoryRig, plan: Any, count: int) -> dict[Any, Any]:
 
 @pytest.mark.parametrize("count", [1, 3, 8])
 def test_slices_are_read_from_the_plan_alone(count: int) -> None:
-    """Slices add up to the state; nothing is listed, folded or leased for them, even if manifests are gone by then. A
-    run that cannot be read any more is gone around, without a row lost or given twice, as long as the log reaches back;
-    else its error is what the task ends with."""
+    """Slices are read from the plan alone, without listing, folding or leases, and add up to the state.
+
+    A damaged run is replaced by the log without a lost or repeated row, as long as the log reaches back. Otherwise the
+    task raises its error.
+    """
     rig = history_rig()
     with Writer(rig.log, "w") as writer:
         rig.commit(writer, 1, [(b"key-%d" % i, b"1") for i in range(90)])
@@ -52,7 +54,7 @@ def test_slices_are_read_from_the_plan_alone(count: int) -> None:
     assert _read(rig, plan, count) == expected
     newest = rig.manifests[-1].runs[0].path
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(run_reader, "PIECE_BYTES", 1)  # So that some row groups come out before the damaged one.
+        patch.setattr(run_reader, "PIECE_BYTES", 1)  # Some row groups come out before the damaged one.
         data = bytearray(rig.log.store.read(newest))
         span = plan.runs[-1].run.index.row_groups[len(plan.runs[-1].run.index.row_groups) // 2]
         data[span.offset + 2] ^= 1
@@ -66,8 +68,9 @@ def test_slices_are_read_from_the_plan_alone(count: int) -> None:
 
 
 def test_a_small_state_has_few_tasks() -> None:
-    """A state has a task for about so many bytes, at most one for each partition and at least one, unless a number is
-    wanted; together they have all key groups that are wanted.
+    """A state has one task for a number of bytes, within one and the number of partitions, unless set.
+
+    Tasks cover the wanted key groups.
     """
     rig = history_rig()
     with Writer(rig.log, "w") as writer:
@@ -90,7 +93,10 @@ def test_a_small_state_has_few_tasks() -> None:
 
 
 def test_a_load_has_the_columns_of_all_that_its_position_has(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A field that is renamed while a load is planned would have its default in the rows of the new one."""
+    """A load has the columns of the newest schema at its position.
+
+    A field renamed during planning would otherwise get its default.
+    """
     rig = twin_rig("log")
     log = rig.create(value_schema=_SEEN % '"name": "seen"')
 
@@ -118,9 +124,7 @@ def test_a_load_has_the_columns_of_all_that_its_position_has(monkeypatch: pytest
 def test_what_lies_here_is_decoded_in_the_task_s_own_thread(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_local: bool
 ) -> None:
-    """A local file answers at once, and a second thread that decodes it takes half as much CPU again; from any other
-    store row groups are read ahead, for each request takes its time.
-    """
+    """A local file is decoded in the task's own thread, since a second one costs CPU. Other stores are read ahead."""
     begun: list[object] = []
     make = Lane.__init__
 

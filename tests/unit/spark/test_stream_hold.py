@@ -1,4 +1,4 @@
-"""What holds a stream's place: a lease that moves and is made anew, or a subscription, written when it has to be."""
+"""The hold of a stream's position: a lease that moves and is re-created, or a subscription."""
 
 from pathlib import Path
 
@@ -36,7 +36,10 @@ def _scene(**options: str) -> tuple[TwinLog, Log, StreamHold]:
 
 
 def test_a_lease_moves_with_the_stream_and_never_grows_old() -> None:
-    """One lease at a time: moved at most twice a minute, made anew every hour, gone at the end."""
+    """A stream has one lease at a time.
+
+    It moves at most twice a minute, is re-created hourly, and is removed at the end.
+    """
     twin, log, hold = _scene()
     first, later = log.ledger.end() - 2, log.ledger.end()
     hold.move(first, lambda: _base(log, first))
@@ -57,7 +60,7 @@ def test_a_lease_moves_with_the_stream_and_never_grows_old() -> None:
 
 
 def test_a_reading_that_could_not_be_taken_up_is_taken_up_later() -> None:
-    """Until it is, another one may have its reader id: what failed once is tried again."""
+    """A reading whose take-up failed tries again later. Until then another one may take its reader id."""
     _, log, hold = _scene(readerId="lake")
 
     def fail() -> Folded:
@@ -71,14 +74,14 @@ def test_a_reading_that_could_not_be_taken_up_is_taken_up_later() -> None:
 
 
 def test_no_lease_is_none() -> None:
-    """With leaseSeconds 0 nothing lies on the store."""
+    """With leaseSeconds 0, nothing is on the store."""
     _, log, hold = _scene(leaseSeconds="0")
     hold.move(0, Folded)
     assert list_leases(log.store) == []
 
 
 def test_a_subscription_is_written_when_it_has_to_be() -> None:
-    """At once when the reading begins and when Spark has it, then at most twice a minute, and hourly while it rests."""
+    """A subscription is written at the start and once Spark has it, then twice a minute at most, or hourly if idle."""
     twin, log, hold = _scene(readerId="lake")
     end = log.ledger.end()
     numbers: list[int] = []
@@ -101,9 +104,7 @@ def test_a_subscription_is_written_when_it_has_to_be() -> None:
 
 @pytest.mark.parametrize("held", [{"readerId": "lake"}, {}])
 def test_a_query_that_lags_goes_on_from_what_it_holds(held: dict[str, str], tmp_path: Path) -> None:
-    """All snapshots that are left lie above it, and the ledger is truncated right up to what it held last, with the
-    record below that: it reads on from there, and moves its hold.
-    """
+    """A lagging query continues from its hold, with all snapshots above it and the ledger truncated right up to it."""
     twin = TwinLog()
     for number in range(6):
         twin.write({b"k": b"%d" % number})
@@ -121,8 +122,11 @@ def test_a_query_that_lags_goes_on_from_what_it_holds(held: dict[str, str], tmp_
 
 @pytest.mark.parametrize("dies", [False, True])
 def test_a_reader_whose_place_is_gone_begins_anew_with_its_id(dies: bool, tmp_path: Path) -> None:
-    """Its subscription stands and held nothing: Kafka deletes by age, or somebody else has truncated. The new reading
-    takes the reader id over, also if the query dies before that is in Spark's checkpoint; a stranger does not.
+    """A reader whose position was truncated in spite of its hold begins a new reading with its id.
+
+    A foreign one is refused.
+
+    It does so also if the query dies before the reset is in Spark's checkpoint.
     """
     twin = TwinLog()
     twin.write({b"k": b"0"})
@@ -152,8 +156,10 @@ def test_a_reader_whose_place_is_gone_begins_anew_with_its_id(dies: bool, tmp_pa
 
 
 def test_a_driver_that_stood_still_ends_no_subscription_of_its_successor(tmp_path: Path) -> None:
-    """Both have the query's checkpoint, and so its reading. What the first one needs is gone because the second has
-    read it: that is no loss, and what the second one still needs stays held.
+    """A delayed driver does not end its successor's subscription.
+
+    Both share the reading. The records that the first one lacks were read by the second: that is no loss, and the
+    second one's hold stays.
     """
     twin = TwinLog()
     wanted = {"startingPosition": "earliest", "readerId": "lake", "onTruncation": "snapshot"}
@@ -179,9 +185,10 @@ def test_a_driver_that_stood_still_ends_no_subscription_of_its_successor(tmp_pat
 
 @pytest.mark.parametrize("rests_s", [10, 4000])
 def test_two_drivers_of_one_query_keep_what_they_hold(rests_s: float, tmp_path: Path) -> None:
-    """One stands still and is replaced, and the log is truncated up to where the second one is, which its subscription
-    alone says. The first one, which comes back where the second one is, reads on from that; where it is behind, it is
-    told, and moves nothing back over what is gone. The second one goes on, also when it is started again.
+    """Two drivers of one query preserve the hold of the later one, with the log truncated up to it.
+
+    A delayed driver at the same position continues from the subscription. One behind it is refused, and moves nothing
+    back. The second driver continues, also after a restart.
     """
     twin = TwinLog()
     wanted = {"startingPosition": "earliest", "readerId": "lake", "onTruncation": "snapshot"}
@@ -218,8 +225,10 @@ def test_two_drivers_of_one_query_keep_what_they_hold(rests_s: float, tmp_path: 
 
 @pytest.mark.parametrize("start", ["snapshot", "earliest"])
 def test_a_snapshot_that_goes_while_it_is_claimed_is_no_beginning(start: str, tmp_path: Path) -> None:
-    """The process stood still in between, and rounds went on. Nothing is in Spark's checkpoint that nobody can read:
-    the next life begins with a newer one, also behind a reset.
+    """A snapshot that is removed while a delayed process claims it is no beginning.
+
+    Spark's checkpoint never gets an unreadable start: the next incarnation begins with a newer snapshot, also after a
+    reset.
     """
     twin = TwinLog()
     twin.write({b"k": b"0"})

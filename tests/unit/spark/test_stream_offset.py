@@ -1,4 +1,4 @@
-"""Offsets of a stream as Spark keeps them, where a micro-batch begins, and the options of a stream."""
+"""Offsets of a stream in Spark's form, the start of a micro-batch, and the options of a stream."""
 
 import json
 import pickle
@@ -25,7 +25,7 @@ _DOCUMENT = Path(__file__).parents[3] / "docs/format-stream-offset.md"
 
 
 def test_an_offset_survives_sparks_checkpoint() -> None:
-    """As JSON, and as the document shows it."""
+    """An offset survives as JSON, in the documented form."""
     for one in (BEGIN, LATER):
         assert StreamOffset.from_json(json.loads(json.dumps(one.to_json())), IDENTITY) == one
     shown = _DOCUMENT.read_text("utf-8").split("```json\n")[1].split("```")[0]
@@ -34,7 +34,7 @@ def test_an_offset_survives_sparks_checkpoint() -> None:
 
 
 def test_what_is_no_offset_of_this_log_is_refused() -> None:
-    """Another log's, a newer version's, another source's, and a damaged one."""
+    """Offsets of another log, a newer version or another source, and damaged ones, are refused."""
     with pytest.raises(IdentityChanged, match="another log"):
         StreamOffset.from_json(LATER.to_json(), replace(IDENTITY, ledger_topic_id="made anew"))
     with pytest.raises(UnknownFormat):
@@ -53,13 +53,13 @@ def test_what_is_no_offset_of_this_log_is_refused() -> None:
     for one in wrong:
         with pytest.raises(Corrupt):
             StreamOffset.from_json({**LATER.to_json(), **one}, IDENTITY)
-    for other in ({"0": 17}, 17, "17", None):  # That of Spark's source of rates is a number.
+    for other in ({"0": 17}, 17, "17", None):  # An offset of Spark's rate source is a number.
         with pytest.raises(Corrupt, match=r"not statelog's"):
             StreamOffset.from_json(other, IDENTITY)
 
 
 def test_an_offset_of_version_1_is_read() -> None:
-    """It has positions, and no record below them."""
+    """An offset of version 1 has positions, without the records below them."""
     older = {"position": 9, "beginPosition": 5, "version": 1}
     found = {name: value for name, value in LATER.to_json().items() if name not in ("place", "beginPlace")}
     assert StreamOffset.from_json({**found, **older}, IDENTITY) == replace(LATER, place=Place(9))
@@ -71,7 +71,7 @@ _VALUES = st.none() | st.booleans() | st.integers() | st.text(max_size=3)
 @settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(st.dictionaries(st.sampled_from([*LATER.to_json(), "other"]), _VALUES))
 def test_hostile_offsets_are_a_value_or_a_typed_error(changed: dict[str, object]) -> None:
-    """Whatever stands in a checkpoint, nothing else is raised."""
+    """Any text in a checkpoint is an offset or a typed error."""
     try:
         found = StreamOffset.from_json({**LATER.to_json(), **changed}, IDENTITY)
     except Damaged:
@@ -80,8 +80,9 @@ def test_hostile_offsets_are_a_value_or_a_typed_error(changed: dict[str, object]
 
 
 def test_a_micro_batch_begins_where_its_own_reading_did() -> None:
-    """Spark asks anew for the start of a first micro-batch that died, and gets another reading's; a reset begins where
-    it ends.
+    """A repeated first micro-batch begins where its own reading did, although Spark asks for a start again.
+
+    A reset begins where it ends.
     """
     anew = StreamOffset.initial(IDENTITY, "two", Place(30), awaits_state=False)
     assert batch_start(BEGIN, LATER) == BEGIN
@@ -93,7 +94,7 @@ def test_a_micro_batch_begins_where_its_own_reading_did() -> None:
 
 
 def test_a_reader_is_made_without_a_word_and_then_says_what_is_missing() -> None:
-    """Spark hides what making it raises: no option is looked at before the first question."""
+    """No option is checked before a reader's first question, since Spark hides exceptions of its construction."""
     reader = StreamReader(PLACE, StructType())
     with pytest.raises(ConfigError, match="startingPosition is missing"):
         reader.getDefaultReadLimit()
@@ -101,7 +102,7 @@ def test_a_reader_is_made_without_a_word_and_then_says_what_is_missing() -> None
 
 
 def test_where_a_stream_begins_is_one_of_its_options() -> None:
-    """A word, a position, or a writer's checkpoint; none, two, or an unknown one are refused."""
+    """The start of a stream is a word, a position or a writer's checkpoint. None, two, or an unknown one is refused."""
     starts = {
         "earliest": Beginning.EARLIEST,
         "LATEST": Beginning.LATEST,
@@ -125,7 +126,7 @@ def test_where_a_stream_begins_is_one_of_its_options() -> None:
 
 
 def test_a_stream_is_told_by_its_options() -> None:
-    """Spark asks for columns without saying what for; a batch read of changes is none, nor one of the state."""
+    """Options distinguish a stream from batch reads of changes and of the state, since Spark asks for columns alone."""
     assert all(names_stream({**PLACE, **one}) for one in ({"startingPosition": "5"}, {"readerId": "r"}))
     assert names_stream({**PLACE, "read": "changes", "startingPosition": "snapshot"})
     assert not any(names_stream({**PLACE, **one}) for one in ({}, {"read": "changes", "startingPosition": "5"}))

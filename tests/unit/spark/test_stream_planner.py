@@ -43,7 +43,7 @@ Rows = list[dict[str, Any]]
 
 
 def _go_on(_point: str) -> None:
-    """No death."""
+    """Return False: no death."""
 
 
 class Query:
@@ -58,7 +58,7 @@ class Query:
         self.sink: dict[int, Rows] = {}
 
     def run(self, point: Callable[[str], None] = _go_on) -> None:
-        """One life, up to what is committed by now. `point` is called between any two of Spark's steps."""
+        """Run until nothing new is committed. `point` is called between any two of Spark's steps."""
         log = self._open()
         planner = StreamPlanner(log, self._stream)
         until = log.ledger.end()
@@ -90,7 +90,7 @@ class Query:
         log.close()
 
     def lives(self, deaths: Callable[[str], bool]) -> int:
-        """Live until there is nothing left, dying wherever `deaths` says so; how often it died."""
+        """Run until there is nothing left, dying wherever `deaths` says so. Return the number of deaths."""
         died = 0
 
         def point(name: str) -> None:
@@ -128,7 +128,7 @@ def _expected(history: list[Changes]) -> list[tuple[Any, ...]]:
 
 
 def _numbered(query: Query) -> list[tuple[Any, ...]]:
-    """The rows, with the number of their commit instead of its position."""
+    """Return the rows, with the number of their commit in place of its position."""
     places = {position: i for i, position in enumerate(sorted({row["position"] for row in query.rows}))}
     return sorted((row["key"], row["op"], row["value"], places[row["position"]]) for row in query.rows)
 
@@ -141,7 +141,7 @@ def _write(twin: TwinLog, rng: random.Random, history: list[Changes]) -> None:
 
 
 def _fold(rows: list[dict[str, Any]]) -> dict[bytes, bytes]:
-    """The state that rows leave; a reset empties it."""
+    """Return the state that rows make. A reset empties it."""
     state: dict[bytes, bytes] = {}
     for row in sorted(rows, key=lambda row: (row["position"], row["op"] != "reset")):
         if row["op"] == "reset":
@@ -155,7 +155,7 @@ def _fold(rows: list[dict[str, Any]]) -> dict[bytes, bytes]:
 
 @pytest.mark.parametrize("seed", range(3))
 def test_every_change_comes_once_whatever_dies(seed: int, tmp_path: Path) -> None:
-    """Killed between any two of Spark's steps, while others write and roll up: exactly the history, by commits."""
+    """A query that is killed between any two of Spark's steps reads exactly the history, whatever others write."""
     rng, twin = random.Random(seed), TwinLog()
     history: list[Changes] = []
     for _ in range(4):
@@ -180,7 +180,7 @@ def test_every_change_comes_once_whatever_dies(seed: int, tmp_path: Path) -> Non
 
 @pytest.mark.parametrize("seed", range(2))
 def test_a_snapshot_start_has_the_state_and_then_every_change(seed: int, tmp_path: Path) -> None:
-    """No gap and no double: rows of the state, then of each later commit, also if the first micro-batch dies."""
+    """A stream from a snapshot gives the state and then each later commit once, also if the first micro-batch dies."""
     rng, twin = random.Random(seed), TwinLog()
     history: list[Changes] = []
     for _ in range(3):
@@ -208,7 +208,7 @@ def test_a_snapshot_start_has_the_state_and_then_every_change(seed: int, tmp_pat
 
 
 def test_the_state_is_held_until_its_micro_batch_is_committed(tmp_path: Path) -> None:
-    """A lease keeps the state for the tasks that read it, and truncation has the log back as soon as they have."""
+    """A lease holds the state until its micro-batch is committed, and is then released."""
     twin = TwinLog()
     twin.write({b"k": b"0"})
     twin.environment.run(run_round, twin.open(), settings_for(tmp_path))
@@ -225,9 +225,7 @@ def test_the_state_is_held_until_its_micro_batch_is_committed(tmp_path: Path) ->
 @pytest.mark.parametrize("reader", [READER, {}], ids=["reader", "lease"])
 @pytest.mark.parametrize("point", ["planned end", "offsets written", "planned batch", "sunk", "again"])
 def test_a_first_state_is_there_however_often_it_dies(point: str, reader: dict[str, str], tmp_path: Path) -> None:
-    """Rounds that keep two snapshots go on while the first micro-batch, or that of a reset, is dead: the one that it
-    reads is kept from the moment that its place is held, for as long as that is, and not for longer.
-    """
+    """The state of a first micro-batch, or of a reset, is retained for a dead query as long as its hold lasts."""
     twin = TwinLog()
     twin.write({b"k": b"0"})
     starts_over = point == "again"
@@ -245,7 +243,7 @@ def test_a_first_state_is_there_however_often_it_dies(point: str, reader: dict[s
             return False
         for lease in list_leases(twin.open().store):
             if lease.lease.holder != "spark-stream" or lease.lease.manifest_number:
-                twin.open().store.delete(lease.path)  # That of the recovery runs out while the query is dead.
+                twin.open().store.delete(lease.path)  # The recovery's lease expires while the query is dead.
         _roll_up(twin, tmp_path, 6)
         return True
 
@@ -259,9 +257,7 @@ def test_a_first_state_is_there_however_often_it_dies(point: str, reader: dict[s
 
 
 def test_lag_is_told_while_a_state_is_read_and_after_a_restart(tmp_path: Path) -> None:
-    """What is committed behind the snapshot counts from the first plan on; so it does for a planner that begins with a
-    micro-batch which another one has planned.
-    """
+    """Lag counts commits behind the snapshot from the first plan on, also in a planner with another one's batch."""
     twin = TwinLog()
     _roll_up(twin, tmp_path, 1)
     for number in range(3):
@@ -282,7 +278,7 @@ def test_lag_is_told_while_a_state_is_read_and_after_a_restart(tmp_path: Path) -
 
 
 def test_a_run_that_ends_holds_no_more_than_the_next_one_needs() -> None:
-    """The last look of a run that reads what is available, and ends, moves the subscription to where it ends."""
+    """The last check of a run that reads what is available moves the subscription to the end of its rows."""
     twin = TwinLog()
     for number in range(3):
         twin.write({b"k": str(number).encode()})
@@ -294,7 +290,7 @@ def test_a_run_that_ends_holds_no_more_than_the_next_one_needs() -> None:
 
 @pytest.mark.usefixtures("busy_ledger")
 def test_where_a_stream_begins(tmp_path: Path) -> None:
-    """earliest, latest, a position and a writer's checkpoint, each with exactly the commits behind it, or none is."""
+    """A stream begins at earliest, latest, a position or a writer's checkpoint, with exactly the commits behind it."""
     twin = TwinLog()
     for number in range(4):
         twin.write({b"k": str(number).encode()})
@@ -316,7 +312,7 @@ def test_where_a_stream_begins(tmp_path: Path) -> None:
 
 
 def test_a_time_that_is_to_come_is_no_start() -> None:
-    """A stream would begin now instead: it is refused with the way out, as by Spark's own Kafka source."""
+    """A start time in the future is refused, as by Spark's Kafka source: the stream would begin now."""
     twin = TwinLog()
     with pytest.raises(ConfigError, match="in the future") as caught:
         Query(twin.open, {"startingTime": "2999-01-01T00:00:00Z"}).run()
@@ -324,7 +320,7 @@ def test_a_time_that_is_to_come_is_no_start() -> None:
 
 
 def test_a_stopped_query_goes_on_if_it_has_a_reader(tmp_path: Path) -> None:
-    """Days of rounds later, the subscription has held its place, and the log is let go once it has read on."""
+    """A stopped query's subscription holds its position for days, and releases the log once it has read on."""
     twin = TwinLog()
     twin.write({b"k": b"0"})
     query = Query(twin.open, {"startingPosition": "earliest", **READER})
@@ -340,7 +336,7 @@ def test_a_stopped_query_goes_on_if_it_has_a_reader(tmp_path: Path) -> None:
 
 
 def test_a_stopped_query_without_a_reader_is_told_or_begun_anew(tmp_path: Path) -> None:
-    """Its place is truncated: the way out is told; or a reset comes, once, and the state, whatever dies."""
+    """A stopped query whose position was truncated raises with the way out, or resets once to the state."""
     twin = TwinLog()
     twin.write({b"k": b"0", b"gone": b"0"})
     lost = Query(twin.open, {"startingPosition": "earliest"})
@@ -359,7 +355,7 @@ def test_a_stopped_query_without_a_reader_is_told_or_begun_anew(tmp_path: Path) 
 
 
 def test_a_query_that_rested_goes_on_if_the_log_holds_its_place(tmp_path: Path) -> None:
-    """Its lease ran out in a long micro-batch, and the ledger was truncated past the place that was held last."""
+    """A query whose lease expired in a long micro-batch continues if the ledger still has its position."""
     twin = TwinLog()
     log = twin.open()
     where = {"log": "x", "root": "x", "kafka.bootstrap.servers": "x"}
@@ -382,7 +378,7 @@ def test_a_query_that_rested_goes_on_if_the_log_holds_its_place(tmp_path: Path) 
 
 @pytest.mark.parametrize("on_truncation", ["fail", "snapshot"])
 def test_a_running_query_that_is_truncated_past_is_told_or_begun_anew(on_truncation: str, tmp_path: Path) -> None:
-    """As one that is started again: its window knows its place, and what lies behind it in the ledger is gone."""
+    """A running query whose position was truncated raises or resets like a restarted one."""
     twin = TwinLog()
     twin.write({b"k": b"0"})
     log = twin.open()
@@ -422,7 +418,7 @@ def _once(point: str) -> Any:
 
 
 def test_an_ended_subscription_is_told_or_begun_anew(tmp_path: Path) -> None:
-    """Over the cap, the stopped query ends with the reason and the way out, or goes on behind a reset."""
+    """A query whose subscription was ended by the cap raises with reason and way out, or continues after a reset."""
     twin = TwinLog()
     twin.write({b"k": b"0"})
     told = Query(twin.open, {"startingPosition": "earliest", "readerId": "told"})
@@ -447,7 +443,7 @@ def test_an_ended_subscription_is_told_or_begun_anew(tmp_path: Path) -> None:
 
 
 def test_two_queries_do_not_share_a_reader() -> None:
-    """A second query with the same reader id is refused, and the first goes on."""
+    """A second query with the same reader id is refused, and the first one continues."""
     twin = TwinLog()
     twin.write({b"k": b"0"})
     first = Query(twin.open, {"startingPosition": "earliest", **READER})
@@ -463,9 +459,7 @@ def test_two_queries_do_not_share_a_reader() -> None:
     ("loss", "told"), [("its tail", BeyondEnd), ("its log", IdentityChanged), ("its last record", AnchorMismatch)]
 )
 def test_a_running_query_is_told_what_its_ledger_lost(loss: str, told: type[Exception]) -> None:
-    """An end below what it has read is no "nothing new", also as long as nobody writes again: another log answers, or
-    the ledger lost commits that were acknowledged. Nor is an end where it was, if another record lies below it.
-    """
+    """A running query notices an end below what it has read, or another record there, before anything is written."""
     twin = TwinLog()
     twin.write({b"k": b"0"})
     log = impatient(twin)
@@ -488,7 +482,7 @@ def test_a_running_query_is_told_what_its_ledger_lost(loss: str, told: type[Exce
 
 
 def test_a_micro_batch_ends_at_a_commit_within_its_limits() -> None:
-    """Five commits of three changes: two in a batch of seven, one at least in a batch of one, all without a limit."""
+    """Five commits of three changes: two fit a batch of seven, a batch of one takes one, and without a limit all."""
     twin = TwinLog()
     for number in range(5):
         twin.write({f"{number}{i}".encode(): b"v" for i in range(3)})

@@ -1,4 +1,4 @@
-"""The manifest chain where the store contradicts itself."""
+"""The manifest chain on a store that contradicts itself."""
 
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor, wait
@@ -18,7 +18,7 @@ from tests.support.waiting import Compared
 
 
 class _Stale(MemoryStore):
-    """Lists manifests that it does not have any more."""
+    """A store that lists removed manifests."""
 
     reads = 0
 
@@ -30,7 +30,7 @@ class _Stale(MemoryStore):
 
 
 def test_a_manifest_that_is_listed_and_not_there_is_not_looked_for_for_ever() -> None:
-    """A list may be stale for a moment. One that stays so is a store that does not answer."""
+    """A manifest that stays listed but missing makes the store unavailable. A list may be stale only for a moment."""
     with twin_rig("stale").create() as log:
         store = _Stale(MemoryDisk(lambda: 0.0), "stale")
         store.put(MANIFESTS.path(3), b"m")
@@ -42,7 +42,7 @@ def test_a_manifest_that_is_listed_and_not_there_is_not_looked_for_for_ever() ->
 def test_of_two_threads_that_see_a_manifest_at_once_the_newer_one_stays_seen(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """That the store went back behind it is noticed, also if the older one was noted last."""
+    """Of two manifests that threads observe concurrently, the newer one counts: a store that goes back is noticed."""
     twin = TwinLog()
     with twin.open() as log, ThreadPoolExecutor(1) as rival:
         for turn in range(3):
@@ -67,7 +67,10 @@ def test_of_two_threads_that_see_a_manifest_at_once_the_newer_one_stays_seen(
 
 
 def test_a_manifest_that_is_listed_as_it_was_is_not_read_again(tmp_path: Path) -> None:
-    """It never changes: one of another time is another file, and one that is gone, or is damaged, is noticed."""
+    """A manifest that is listed unchanged is not read again.
+
+    Another time means another file, and missing or damaged ones are noticed.
+    """
     twin, reads = TwinLog(), list[str]()
     twin.write({b"a": b"1"})
     twin.environment.run(run_round, twin.open(), settings_for(tmp_path))

@@ -1,4 +1,4 @@
-"""Own directories: locks, sweeps and forks. Nothing of the living is touched, nothing of the dead stays."""
+"""Own directories: locks, sweeps and forks. Live owners' ones are untouched, and dead owners' ones are removed."""
 
 import fcntl
 import os
@@ -20,7 +20,7 @@ def _names(parent: Path) -> set[str]:
 
 
 def test_a_directory_is_private_and_goes_with_its_owner(tmp_path: Path) -> None:
-    """It is for this user only, nobody sweeps it however old it looks, and it is gone afterwards, errors or not."""
+    """An own directory is private, is never swept however old it looks, and is removed afterwards, error or not."""
     with pytest.raises(ZeroDivisionError), make_own(tmp_path, "own-", ".d") as own:
         (own.path / "file").write_bytes(b"x")
         os.utime(own.path, (0, 0))
@@ -34,7 +34,7 @@ def test_a_directory_is_private_and_goes_with_its_owner(tmp_path: Path) -> None:
 
 
 def test_what_the_dead_left_goes_before_a_new_one_is_made(tmp_path: Path) -> None:
-    """However young it is: a free lock says that its owner is gone."""
+    """A directory with a free lock is swept before a new one is made, however young: its owner is dead."""
 
     def die() -> None:
         (make_own(tmp_path, "own-", ".d").path / "file").write_bytes(b"x")
@@ -46,7 +46,7 @@ def test_what_the_dead_left_goes_before_a_new_one_is_made(tmp_path: Path) -> Non
 
 
 def test_nothing_else_is_swept(tmp_path: Path) -> None:
-    """Files and links of that form, other names, and what a link points to stay."""
+    """Files and links of that form, other names, and the targets of links are not swept."""
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
     (elsewhere / "precious").write_bytes(b"x")
@@ -68,7 +68,7 @@ def test_nothing_else_is_swept(tmp_path: Path) -> None:
 
 
 def test_what_cannot_be_removed_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A dead directory, or one's own, that stays costs a warning each, and no more."""
+    """A directory that cannot be removed, a dead or an own one, costs a warning and no more."""
     (tmp_path / _DEAD).mkdir()
 
     def refuse(path: Path) -> None:
@@ -86,7 +86,7 @@ def test_what_cannot_be_removed_is_told(tmp_path: Path, monkeypatch: pytest.Monk
 def test_a_directory_that_is_swept_before_its_lock_is_made_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Between its making and its locking a sweep may take it: the maker notices, at both moments, and makes another."""
+    """A directory that a sweep takes between its creation and its lock is made again, at both moments."""
     taken: list[Path] = []
     real_open, real_flock = os.open, fcntl.flock
 
@@ -114,7 +114,7 @@ def test_a_directory_that_is_swept_before_its_lock_is_made_again(
 def test_a_directory_that_cannot_be_opened_is_an_error_and_does_not_stay(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """No file descriptor left, for example: the operating system's own error, after one try."""
+    """A directory that cannot be opened, as without file descriptors, is the system's own error after one try."""
 
     def refuse(_path: Path, _flags: int) -> int:
         raise OSError(24, "Too many open files")
@@ -126,7 +126,7 @@ def test_a_directory_that_cannot_be_opened_is_an_error_and_does_not_stay(
 
 
 def test_a_fork_leaves_its_parents_directory_alone(tmp_path: Path) -> None:
-    """A child that leaves the parent's context removes nothing, and its own are its own."""
+    """A child that leaves its parent's context removes nothing of the parent's, and has its own directories."""
     with make_own(tmp_path, "own-") as own:
 
         def child() -> None:

@@ -1,4 +1,4 @@
-"""Runs: their layout, what a writer refuses, what a reader notices, and that strangers can read them."""
+"""Runs: their layout, checks of writer and reader, and reading them with other tools."""
 
 import os
 from concurrent.futures import ThreadPoolExecutor
@@ -49,7 +49,7 @@ CHANGES = [(group, 0, b"key-%d" % i, b"v" * 40) for group in range(16) for i in 
 
 @pytest.fixture
 def store() -> Store:
-    """A store in memory."""
+    """Return a store in memory."""
     return MemoryStore(MemoryDisk(lambda: 0.0), "orders")
 
 
@@ -70,14 +70,17 @@ def test_small_key_groups_share_a_row_group() -> None:
 
 
 def test_a_row_group_of_one_table_is_in_one_piece() -> None:
-    """However many key groups it holds: Parquet's writer takes each piece of a column by itself."""
+    """A row group has one piece per column, however many key groups it holds:
+
+    Parquet's writer encodes each piece separately.
+    """
     packed = _packed([change_table(CHANGES)], rows=120)
 
     assert {column.num_chunks for table in packed for column in table.columns} == {1}
 
 
 def test_packing_does_not_depend_on_how_the_input_is_cut() -> None:
-    """The same rows in many small tables give the same row groups as in one."""
+    """Many small tables give the same row groups as one."""
     table = change_table(CHANGES)
     slices = [table.slice(start, 7) for start in range(0, table.num_rows, 7)]
 
@@ -99,7 +102,7 @@ def test_a_huge_key_group_spans_row_groups() -> None:
 
 
 def test_large_values_make_small_row_groups() -> None:
-    """Bytes bound a row group as rows do."""
+    """Row groups are bounded by bytes as well as by rows."""
     packed = _packed([change_table([(i, 0, b"k", b"x" * 1000) for i in range(8)])], rows=100, size_bytes=2100)
 
     assert [t.num_rows for t in packed] == [2, 2, 2, 2]
@@ -117,7 +120,7 @@ def test_pruning_takes_exactly_the_row_groups_that_overlap() -> None:
 
 
 def test_index_survives_its_bytes() -> None:
-    """The compact form of an index gives the index back, and a cut one is refused."""
+    """An index survives its compact form, and a truncated form is refused."""
     spans = (RowGroupSpan(0, 4, 1, 4, 10, 2**64 - 1), RowGroupSpan(4, 65536, 2**40, 14, 2**40, 0))
     index = RunIndex(row_groups=spans, footer_offset=2**40 + 14, footer_checksum=7)
 
@@ -127,7 +130,7 @@ def test_index_survives_its_bytes() -> None:
 
 
 def test_first_unsorted_names_the_row() -> None:
-    """Equal keys, falling keys and falling key groups are found; the same key in the next group is fine."""
+    """Equal keys, falling keys and falling key groups are found. The same key in the next group is allowed."""
     schema = run_schema(pa.int64(), pa.binary())
 
     def table(*places: tuple[int, int]) -> pa.Table:
@@ -149,7 +152,7 @@ def test_only_key_groups_is_the_same_for_ranges_and_sets() -> None:
 
 
 def test_a_disk_that_harms_a_file_before_it_is_complete(tmp_path: Path) -> None:
-    """Checksums are of what was to be written, so nobody takes what the disk made of it for the run."""
+    """A file that the disk damages before it is complete does not match its checksums, those of the intended bytes."""
 
     def harmed(step: str, path: Path) -> None:
         if step == "finish":
@@ -169,7 +172,10 @@ def test_a_disk_that_harms_a_file_before_it_is_complete(tmp_path: Path) -> None:
 def test_what_was_written_a_moment_ago_is_decoded_in_one_place_and_found_by_its_footer(
     store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of the row groups the widest is decoded; that the others are where the index has them, the footer says."""
+    """A new file is verified by decoding its widest row group.
+
+    Its footer shows that the others are where the index has them.
+    """
     wide, decoded = change_table([(1, 0, b"k", os.urandom(5000))]), list[int]()
     narrow = [change_table([(group, 0, b"%d" % i, b"") for i in range(2)]) for group in (0, 2, 3)]
     run = write_run(store, tmp_path, [narrow[0], wide, *narrow[1:]], target_rows=2)
@@ -188,7 +194,7 @@ def test_what_was_written_a_moment_ago_is_decoded_in_one_place_and_found_by_its_
 
 
 def test_whole_and_pruned_reads(store: Store, tmp_path: Path) -> None:
-    """What was written comes back, all of it or the key groups that were asked for, and the local file is gone."""
+    """A run, or its wanted key groups, is read as written, and the local file is removed."""
     table = change_table(CHANGES)
     run = write_run(store, tmp_path, [table.slice(0, 333), table.slice(333)])
 
@@ -204,7 +210,7 @@ def test_whole_and_pruned_reads(store: Store, tmp_path: Path) -> None:
 
 
 def test_only_the_row_groups_that_are_wanted_are_read(store: Store, tmp_path: Path) -> None:
-    """All others may be damaged or long: a worker reads what it restores, and no more."""
+    """Only wanted row groups are read, so all others may be damaged or long."""
     table = change_table(CHANGES)
     run = write_run(store, tmp_path, [table], target_rows=100)
     store.download(run.path, tmp_path / "copy")
@@ -220,7 +226,7 @@ def test_only_the_row_groups_that_are_wanted_are_read(store: Store, tmp_path: Pa
 
 
 def test_a_local_copy_reads_like_the_store(store: Store, tmp_path: Path) -> None:
-    """A downloaded run is verified and read in the same way; one that vanished is NotFound."""
+    """A downloaded run is verified and read in the same way. A missing one is NotFound."""
     run = write_run(store, tmp_path, [change_table(CHANGES)])
     store.download(run.path, tmp_path / "copy")
 
@@ -243,7 +249,7 @@ def test_an_empty_run_is_a_run(store: Store, tmp_path: Path) -> None:
 
 
 def test_a_missing_run_is_not_found(store: Store, tmp_path: Path) -> None:
-    """A deleted run is NotFound, which is another thing than a damaged one."""
+    """A deleted run is NotFound, and not damaged."""
     run = write_run(store, tmp_path, [change_table(CHANGES)])
     store.delete(run.path)
 
@@ -252,7 +258,7 @@ def test_a_missing_run_is_not_found(store: Store, tmp_path: Path) -> None:
 
 
 def test_leaving_without_finish_removes_the_file(tmp_path: Path) -> None:
-    """A writer that was not finished leaves nothing behind."""
+    """A writer that was not finished leaves no file."""
     with RunWriter(tmp_path / "run", run_schema(pa.binary(), pa.binary()), LABEL) as writer:
         writer.append(change_table(CHANGES))
 
@@ -260,7 +266,7 @@ def test_leaving_without_finish_removes_the_file(tmp_path: Path) -> None:
 
 
 def test_a_full_disk_is_storage_full(tmp_path: Path) -> None:
-    """A local disk without space is StorageFull, and what was written of the file is removed."""
+    """A local disk without space is StorageFull, and the partial file is removed."""
     (tmp_path / "run").symlink_to("/dev/full")
 
     with (
@@ -278,7 +284,7 @@ def test_a_full_disk_is_storage_full(tmp_path: Path) -> None:
     [change_table([(3, 0, b"b", b"")]), change_table([(3, 0, b"a", b"")]), change_table([(2, 0, b"z", b"")])],
 )
 def test_a_writer_refuses_what_is_out_of_order(tmp_path: Path, second: pa.Table) -> None:
-    """Between two tables, too, keys must rise: an equal or a lower one is refused."""
+    """Keys must rise, also between two tables: an equal or a lower one is refused."""
     with RunWriter(tmp_path / "run", second.schema, LABEL) as writer:
         writer.append(change_table([(3, 0, b"b", b"")]))
         with pytest.raises(CorruptRun, match="out of order"):
@@ -323,7 +329,7 @@ def test_a_swapped_run_is_noticed(store: Store, tmp_path: Path) -> None:
 
 
 def test_settings_of_the_file(tmp_path: Path) -> None:
-    """LZ4, plain keys and values, statistics where readers prune, and our label in the footer."""
+    """A run has LZ4, plain keys and values, statistics where readers prune, and our label in the footer."""
     with RunWriter(tmp_path / "run", run_schema(pa.binary(), pa.binary()), LABEL) as writer:
         writer.append(change_table(CHANGES))
         writer.finish()
@@ -394,7 +400,7 @@ def test_merge_bounds_what_it_loads(store: Store, tmp_path: Path) -> None:
 
 
 def test_what_compresses_well_is_decoded_a_few_row_groups_at_a_time(store: Store, tmp_path: Path) -> None:
-    """A request's worth of a file may decode to any amount: a lane holds a few row groups of it, as of any other."""
+    """A lane holds a few decoded row groups, however well a request's bytes compress."""
     tables = [change_table([(group, 0, b"k", bytes(TARGET_BYTES))]) for group in range(40)]
     run = write_run(store, tmp_path, tables)
     assert len(run.index.row_groups) == 40
@@ -417,7 +423,7 @@ def test_what_compresses_well_is_decoded_a_few_row_groups_at_a_time(store: Store
 
 
 def test_a_lane_without_a_start_reads_nothing_ahead(store: Store, tmp_path: Path) -> None:
-    """Each piece is read by who asks for it, and then."""
+    """A lane without a thread reads each piece on demand."""
     runs = [write_run(store, tmp_path, [change_table([(group, 0, b"k", b"v")])]) for group in range(6)]
     opened: list[RunFile] = []
 
@@ -442,7 +448,10 @@ def test_a_lane_without_a_start_reads_nothing_ahead(store: Store, tmp_path: Path
 
 
 def test_a_run_that_one_request_holds_is_read_by_one(store: Store, tmp_path: Path) -> None:
-    """Its footer comes with its last row group; of a larger one the pieces are asked for while the footer comes."""
+    """A run within one request is read at once, footer included.
+
+    Pieces of a larger one are requested together with its footer.
+    """
     tables = [change_table([(group, 0, b"%d" % number, b"v") for number in range(50)]) for group in range(9)]
     run = write_run(store, tmp_path, tables, target_rows=50)
     assert len(run.index.row_groups) == 9

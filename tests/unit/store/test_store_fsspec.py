@@ -1,4 +1,4 @@
-"""The fsspec store's own duties: client settings, conflicts, listings, forks, pickles, errors."""
+"""The fsspec store: client settings, conflicts, listings, forks, pickles and errors."""
 
 import errno
 import multiprocessing
@@ -31,7 +31,7 @@ from statelog.store.url import parse_root
 
 
 class ClientError(Exception):
-    """An answer as the S3 client shows it."""
+    """An error as the S3 client raises it."""
 
     def __init__(self, code: str, status: int) -> None:
         super().__init__(code)
@@ -39,13 +39,13 @@ class ClientError(Exception):
 
 
 def _caused(error: Exception, code: str, status: int) -> Exception:
-    """An exception as s3fs raises it: translated, with the client's as its cause."""
+    """Return an exception as s3fs raises it: translated, with the client's as its cause."""
     error.__cause__ = ClientError(code, status)
     return error
 
 
 class CarelessFileSystem(MemoryFileSystem):
-    """A store that takes a conditional write and ignores the condition, as some S3 gateways do."""
+    """A store that ignores the condition of a write, as some S3 gateways do."""
 
     def pipe_file(self, path: str, value: bytes, mode: str = "overwrite", **kwargs: object) -> object:
         """Write in any case."""
@@ -53,7 +53,7 @@ class CarelessFileSystem(MemoryFileSystem):
 
 
 class FailingFileSystem(MemoryFileSystem):
-    """Raises what the test says on writes, reads or listings, as long as there is something left to raise."""
+    """A store that raises the test's errors on writes, reads or listings until none is left."""
 
     errors: list[Exception]
     late: Callable[[], object] | None = None
@@ -90,13 +90,13 @@ def _conflict() -> Exception:
 
 
 def test_local_urls_get_the_local_store(tmp_path: Path) -> None:
-    """The factory never lets fsspec write local files, which it does without fsync."""
+    """Local URLs get the local store, since fsspec writes local files without fsync."""
     assert isinstance(open_store(str(tmp_path), "orders"), LocalStore)
     assert isinstance(open_store(f"file://{tmp_path}", "orders"), LocalStore)
 
 
 def test_a_protocol_without_its_package_is_a_config_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A missing package is said at once, by the name to install."""
+    """A missing package is a configuration error with the name to install."""
 
     def missing(_protocol: str) -> type[MemoryFileSystem]:
         raise ImportError("no such package")
@@ -107,7 +107,7 @@ def test_a_protocol_without_its_package_is_a_config_error(monkeypatch: pytest.Mo
 
 
 def test_the_client_never_caches_and_always_times_out() -> None:
-    """Cache settings are ours; timeouts are ours where the caller names none, and its own settings are kept."""
+    """Caches are always off. Timeouts are ours unless the caller sets them, and its other settings are retained."""
     options = client_options("s3", {"key": "k", "config_kwargs": {"read_timeout": 7, "region_name": "eu"}})
     assert options["use_listings_cache"] is False
     assert options["skip_instance_cache"] is True
@@ -123,7 +123,7 @@ def test_the_client_never_caches_and_always_times_out() -> None:
 
 
 def test_a_conflict_that_settles_is_tried_again() -> None:
-    """Two creates that met (409) say nothing about the slot: if it is free, the create is repeated and wins."""
+    """A create that met another one (409) is repeated, and wins if the slot is free."""
     store, fs = _store(_conflict())
     fs.late = lambda: None
     store.put_if_absent("a", b"x")
@@ -131,7 +131,7 @@ def test_a_conflict_that_settles_is_tried_again() -> None:
 
 
 def test_a_conflict_over_a_taken_slot_is_already_exists() -> None:
-    """If the slot is taken when the conflict is looked at, the other create won."""
+    """A conflict over a slot that is taken by then means that the other create won."""
     fs, base = FailingFileSystem(skip_instance_cache=True), f"/{uuid.uuid4().hex}"
     fs.errors = [_conflict()]
     fs.late = lambda: MemoryFileSystem().pipe_file(f"{base}/a", b"other")
@@ -142,7 +142,7 @@ def test_a_conflict_over_a_taken_slot_is_already_exists() -> None:
 
 
 def test_a_conflict_without_end_is_unavailable() -> None:
-    """The tries are bounded."""
+    """Repeated conflicts are unavailable after a bounded number of tries."""
     store, fs = _store(*(_conflict() for _ in range(9)))
     fs.late = lambda: None
     with pytest.raises(StoreUnavailable):
@@ -166,7 +166,7 @@ def test_a_conflict_without_end_is_unavailable() -> None:
     ],
 )
 def test_errors_of_a_write(error: Exception, expected: type[Exception]) -> None:
-    """Each way in which a create fails becomes the one error that says what to do."""
+    """Each failure of a create becomes the one error that says what to do."""
     store, _ = _store(error)
     with pytest.raises(expected) as caught:
         store.put_if_absent("a", b"x")
@@ -185,21 +185,21 @@ def test_errors_of_a_write(error: Exception, expected: type[Exception]) -> None:
     ],
 )
 def test_errors_of_a_read(error: Exception, expected: type[Exception]) -> None:
-    """Only "this file is not there" is NotFound."""
+    """Only a missing file is NotFound."""
     store, _ = _store(error)
     with pytest.raises(expected):
         store.read("a")
 
 
 def test_errors_of_our_own_making_are_not_the_stores() -> None:
-    """A programming error keeps its type instead of looking like an outage."""
+    """A programming error is raised as it is, and does not look like an outage."""
     store, _ = _store(TypeError("a bug"))
     with pytest.raises(TypeError):
         store.read("a")
 
 
 def test_a_listing_that_fails_half_way_is_an_error() -> None:
-    """A directory that cannot be listed fails the whole listing; it is never left out."""
+    """A directory that cannot be listed fails the whole listing, and is never left out."""
     store, fs = _store()
     store.put("a", b"x")
     store.put("runs/a", b"x")
@@ -222,7 +222,7 @@ def test_a_listing_that_fails_half_way_is_an_error() -> None:
 def test_options_that_the_client_does_not_know_are_a_setting_that_is_wrong(
     options: dict[str, object], named: str
 ) -> None:
-    """Named at the first call, before any request; and not an error of ours."""
+    """An option that the client does not know is named at the first call, before any request, as a wrong setting."""
     store = open_store("s3://bucket", "orders", {"key": "k", "secret": "canary", **options})
     with pytest.raises(ConfigError, match=named) as caught:
         store.read("a")
@@ -230,7 +230,7 @@ def test_options_that_the_client_does_not_know_are_a_setting_that_is_wrong(
 
 
 def test_secrets_stay_out_of_repr_errors_and_tracebacks_text() -> None:
-    """Neither the store's repr nor the text of an error shows a secret of the options or of a URL."""
+    """Neither the store's repr nor an error's text shows a secret of the options or of a URL."""
     store = open_store("memory://x", "orders", {"secret": "canary"})
     failing, _ = _store(OSError(errno.EIO, "GET http://user:canary@localhost/x failed"))
     with pytest.raises(StoreUnavailable) as caught:
@@ -241,7 +241,7 @@ def test_secrets_stay_out_of_repr_errors_and_tracebacks_text() -> None:
 
 
 def test_a_store_travels_by_pickle_without_its_client() -> None:
-    """The receiver connects by itself, to the same place."""
+    """The receiver of a pickled store connects by itself, to the same root."""
     store = open_store("memory://pickled", uuid.uuid4().hex)
     store.put_if_absent("a", b"x")
     travelled: FsspecStore = pickle.loads(pickle.dumps(store))
@@ -253,7 +253,10 @@ def test_a_store_travels_by_pickle_without_its_client() -> None:
 def test_a_place_to_copy_to_that_goes_is_no_missing_file(
     is_there: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Clients tell of both alike, and a run that is taken for missing is one of a damaged snapshot."""
+    """A missing local target of a download is no missing run, although clients report both alike.
+
+    That would mean a damaged snapshot.
+    """
     (store, fs), place = _store(), tmp_path / "cache"
     place.mkdir()
 
@@ -268,7 +271,7 @@ def test_a_place_to_copy_to_that_goes_is_no_missing_file(
 
 
 def test_a_forked_process_makes_its_own_client() -> None:
-    """The file system is made once per process: reused within one, made anew after a fork."""
+    """The file system is made once per process, reused within one, and made again after a fork."""
     made = multiprocessing.get_context("fork").Value("i", 0)
 
     def connect() -> tuple[MemoryFileSystem, str]:
@@ -288,7 +291,7 @@ def test_a_forked_process_makes_its_own_client() -> None:
 
 
 def test_a_probe_that_cannot_be_made_tells_the_cause() -> None:
-    """The cleanup of the proof fails for the same reason, and does not cover what failed first."""
+    """A failed probe raises its own cause, even if its cleanup fails for the same reason."""
     store, fs = _store(PermissionError("no writing here"))
     fs.late = lambda: None
 
@@ -314,7 +317,7 @@ def test_the_proof_refuses_a_store_that_ignores_the_condition() -> None:
 
 
 def test_a_failure_without_a_code_shows_none() -> None:
-    """What the store does not say is no fact."""
+    """An error without a code has no such fact."""
     said = translate(OSError("away"), action="read", url="gs://b", path="x", reading=True)
     assert (said.facts, "None" in str(said)) == ({"store": "gs://b", "path": "x"}, False)
     numbered = translate(OSError(errno.EIO, "away"), action="read", url="file:///b", path="x", reading=True)
@@ -322,7 +325,7 @@ def test_a_failure_without_a_code_shows_none() -> None:
 
 
 def test_a_client_that_logs_what_it_raises_is_not_shown() -> None:
-    """Python shows the records of a logger that nobody listens to; those of gcsfs reach whoever does."""
+    """Errors that the client also logs are not printed without a handler. A program's handler gets those of gcsfs."""
     code = "import statelog.store.fsspec, logging; logging.getLogger('gcsfs').error('traceback')"
     listening = "import logging; logging.basicConfig(); "
     shown = [

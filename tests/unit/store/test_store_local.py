@@ -1,4 +1,4 @@
-"""The local store's own duties: modes, symbolic links, left-over temporary files, what errors become."""
+"""The local store: modes, symbolic links, left-over temporary files, and translated errors."""
 
 import errno
 import os
@@ -17,12 +17,12 @@ from statelog.store.url import temporary_name
 
 @pytest.fixture
 def store(tmp_path: Path) -> LocalStore:
-    """A log's directory that does not exist yet."""
+    """Return a store for a log's directory that does not exist yet."""
     return LocalStore(tmp_path, "orders")
 
 
 def test_files_and_directories_are_private(store: LocalStore, tmp_path: Path) -> None:
-    """Every file that statelog makes is 0600 and every directory 0700, copies for local use included."""
+    """Every file that statelog makes is 0600 and every directory 0700, including local copies."""
     old = os.umask(0)
     try:
         store.put_if_absent("runs/a", b"x")
@@ -38,7 +38,7 @@ def test_files_and_directories_are_private(store: LocalStore, tmp_path: Path) ->
 
 
 def test_a_delete_never_follows_a_link_out(store: LocalStore, tmp_path: Path) -> None:
-    """A directory of the log that is a symbolic link is not deleted through, and the log itself is refused by check."""
+    """A symbolic link to a directory is not followed by a delete, and check refuses it as the log itself."""
     outside = tmp_path / "outside"
     outside.mkdir()
     (outside / "precious").write_bytes(b"x")
@@ -54,7 +54,7 @@ def test_a_delete_never_follows_a_link_out(store: LocalStore, tmp_path: Path) ->
 
 
 def test_tidying_removes_only_what_is_empty(store: LocalStore, tmp_path: Path) -> None:
-    """Directories without a file go, the log's own last; the root, files and what links lead to stay."""
+    """Empty directories are removed, the log's own last. The root, files and targets of links stay."""
     outside = tmp_path / "outside"
     (outside / "empty").mkdir(parents=True)
     log = tmp_path / "orders"
@@ -70,7 +70,7 @@ def test_tidying_removes_only_what_is_empty(store: LocalStore, tmp_path: Path) -
     store.delete("runs/kept")
     (log / "link").unlink()
     store.tidy()
-    store.tidy()  # There is nothing any more.
+    store.tidy()  # Nothing is left.
     assert not log.exists()
     (tmp_path / "linked").symlink_to(outside)
     LocalStore(tmp_path, "linked").tidy()
@@ -89,7 +89,7 @@ def test_a_root_behind_a_link_works(tmp_path: Path) -> None:
 
 
 def test_check_clears_what_a_crash_left_long_ago_and_nothing_else(store: LocalStore, tmp_path: Path) -> None:
-    """Temporary files older than a day go at check; younger ones and published files stay."""
+    """Temporary files older than a day are removed by check. Younger ones and published files stay."""
     store.put_if_absent("runs/a", b"x")
     directory, long_ago = tmp_path / "orders" / "runs", store.now_s() - STALE_AFTER_S - 60
     for name in (temporary_name("old"), temporary_name("new")):
@@ -101,7 +101,7 @@ def test_check_clears_what_a_crash_left_long_ago_and_nothing_else(store: LocalSt
 
 
 def test_what_is_not_a_file_is_unavailable(store: LocalStore, tmp_path: Path) -> None:
-    """A directory where a file should be, and a file where a directory should be, are StoreUnavailable with a code."""
+    """A directory in place of a file, and a file in place of a directory, are StoreUnavailable with a code."""
     store.put_if_absent("runs/a", b"x")
     for call in (lambda: store.read("runs"), lambda: store.read("runs/a/b"), lambda: store.put("runs/a/b", b"x")):
         with pytest.raises(StoreUnavailable) as caught:
@@ -110,7 +110,7 @@ def test_what_is_not_a_file_is_unavailable(store: LocalStore, tmp_path: Path) ->
 
 
 def test_a_missing_local_file_is_not_a_missing_stored_one(store: LocalStore, tmp_path: Path) -> None:
-    """Upload of nothing, and download into no directory, are StoreUnavailable, never NotFound."""
+    """An upload of a missing file, and a download into no directory, are StoreUnavailable, never NotFound."""
     store.put_if_absent("runs/a", b"x")
     with pytest.raises(StoreUnavailable):
         store.upload(tmp_path / "none", "runs/b")
@@ -122,8 +122,11 @@ def test_a_missing_local_file_is_not_a_missing_stored_one(store: LocalStore, tmp
 def test_a_name_that_is_taken_is_ours_only_if_it_is_our_file(
     is_ours: bool, store: LocalStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A server that repeats a request says "exists" of what it just did; a backup that links each file that it meets
-    gives ours a second name while the slot is another's."""
+    """A taken name counts as our success only if it is our file.
+
+    A server that repeats a request reports a conflict with itself. A backup that links each file gives ours a second
+    name while the slot is another's.
+    """
     if not is_ours:
         store.put_if_absent("manifests/1", b"another's")
     link = os.link
@@ -149,7 +152,7 @@ def test_a_store_travels_by_pickle(store: LocalStore) -> None:
 
 
 def test_a_log_that_is_made_for_a_group_stays_so_for_everybody(tmp_path: Path) -> None:
-    """Only who makes the log names its rights; what others write later gets them, whatever umask they have."""
+    """Files of a log have the rights that its creator chose, whatever the umask of later writers."""
     root = tmp_path / "root"
     open_store(str(root), "orders", {"directory_mode": "2770"}).put_if_absent("descriptor.avro", b"x")
     old = os.umask(0o077)
@@ -171,13 +174,13 @@ def test_a_log_that_is_made_for_a_group_stays_so_for_everybody(tmp_path: Path) -
 
 @pytest.mark.parametrize("mode", ["077", "12770", "rwx", 0o600, "0"])
 def test_rights_that_lock_the_owner_out_are_refused(tmp_path: Path, mode: object) -> None:
-    """A mode is octal, gives its owner all rights, and nothing special but the group."""
+    """A mode must be octal, give its owner all rights, and have no special bit but the group's."""
     with pytest.raises(ConfigError):
         open_store(str(tmp_path), "orders", {"directory_mode": mode})
 
 
 def test_another_users_root_is_told_with_what_helps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Rights that are missing are no outage: a mistake in the settings, with the way to share a log."""
+    """Missing rights are a wrong setting, and no outage. The hint says how to share a log."""
 
     def refuse(_self: Path) -> bytes:
         raise PermissionError(errno.EACCES, "Permission denied")

@@ -1,4 +1,4 @@
-"""The in-memory twin's own powers: faults on either side of an effect, late writes, a full disk, damage."""
+"""The in-memory store plays faults before and after an effect, late writes, a full disk, and damage."""
 
 from collections.abc import Callable
 
@@ -9,7 +9,7 @@ from statelog.testing.store import Fault, MemoryDisk, MemoryStore
 
 
 def _once(fault: Fault) -> Callable[[str, str], Fault | None]:
-    """A hook that lets the first call fail, and no other."""
+    """Return a hook that fails the first call, and no other."""
     faults = iter([fault])
     return lambda _method, _path: next(faults, None)
 
@@ -19,7 +19,7 @@ def _disk(capacity_bytes: int | None = None) -> MemoryDisk:
 
 
 def test_a_fault_before_the_effect_leaves_nothing() -> None:
-    """BEFORE raises, the file is not there, and it never appears."""
+    """BEFORE raises, and the file never appears."""
     store = MemoryStore(_disk(), "orders", faults=_once(Fault.BEFORE))
     with pytest.raises(StoreUnavailable):
         store.put_if_absent("a", b"x")
@@ -29,7 +29,7 @@ def test_a_fault_before_the_effect_leaves_nothing() -> None:
 
 
 def test_a_fault_after_the_effect_leaves_all_of_it() -> None:
-    """AFTER raises, and the file is there, whole: the outcome that a caller must find out by reading."""
+    """AFTER raises, but the file is there, whole, as the caller must find out by reading."""
     store = MemoryStore(_disk(), "orders", faults=_once(Fault.AFTER))
     with pytest.raises(StoreUnavailable):
         store.put_if_absent("a", b"x")
@@ -50,7 +50,7 @@ def test_a_late_create_arrives_when_settled_and_loses_to_an_earlier_one() -> Non
 
 
 def test_a_fault_of_a_read_is_unavailable_not_missing() -> None:
-    """A read that fails says so, whether or not the file exists."""
+    """A failed read is unavailable, whether or not the file exists."""
     store = MemoryStore(_disk(), "orders", faults=lambda _method, _path: Fault.BEFORE)
     for call in (lambda: store.read("a"), lambda: store.open("a"), store.list, store.now_s):
         with pytest.raises(StoreUnavailable):
@@ -58,7 +58,7 @@ def test_a_fault_of_a_read_is_unavailable_not_missing() -> None:
 
 
 def test_the_hook_is_told_what_is_called() -> None:
-    """The hook sees method and path of each call, in order."""
+    """The hook gets method and path of each call, in order."""
     seen: list[tuple[str, str]] = []
     store = MemoryStore(_disk(), "orders", faults=lambda method, path: seen.append((method, path)))
     store.put_if_absent("a", b"x")
@@ -68,7 +68,7 @@ def test_the_hook_is_told_what_is_called() -> None:
 
 
 def test_a_full_disk_takes_nothing_and_keeps_everything() -> None:
-    """A write beyond the capacity raises StorageFull with no effect; space that is freed is usable."""
+    """A write beyond the capacity raises StorageFull without an effect. Freed space is usable."""
     store = MemoryStore(_disk(capacity_bytes=10), "orders")
     store.put_if_absent("a", b"x" * 6)
     with pytest.raises(StorageFull):
@@ -83,7 +83,7 @@ def test_a_full_disk_takes_nothing_and_keeps_everything() -> None:
 
 
 def test_damage_changes_what_is_read_and_nothing_else() -> None:
-    """A flipped byte, a cut and a removal show in the next read; the times of writing stay."""
+    """A flipped byte, a cut and a removal show in the next read. The times of writing stay."""
     store = MemoryStore(_disk(), "orders")
     store.put_if_absent("a", b"abc")
     store.disk.flip_byte("orders/a", -1)
@@ -99,7 +99,7 @@ def test_damage_changes_what_is_read_and_nothing_else() -> None:
 
 
 def test_two_handles_share_the_disk_and_not_the_faults() -> None:
-    """Faults belong to one handle, as to one process; the slot belongs to all."""
+    """Faults belong to one handle, as to one process. The slots belong to all handles."""
     disk = _disk()
     MemoryStore(disk, "orders").put_if_absent("a", b"x")
     broken = MemoryStore(disk, "orders", faults=lambda _method, _path: Fault.BEFORE)

@@ -1,4 +1,4 @@
-"""Root URLs, paths and masking: what is let in, in which form, and what is refused."""
+"""Root URLs, paths and masking: allowed forms, their normal form, and refusals."""
 
 from pathlib import Path
 
@@ -40,7 +40,7 @@ CWD = Path("/home/somebody")
     ],
 )
 def test_allowed_roots_have_one_normal_form(given_url: str, protocol: str, url: str) -> None:
-    """Each allowed spelling comes out as one protocol and one URL, and that form is stable."""
+    """Each allowed spelling has one protocol and one URL, and that form is stable."""
     root = parse_root(given_url, cwd=CWD)
     assert (root.protocol, root.url) == (protocol, url)
     assert (root.local is not None) == (protocol == "file")
@@ -82,7 +82,7 @@ def test_allowed_roots_have_one_normal_form(given_url: str, protocol: str, url: 
     ],
 )
 def test_other_roots_are_refused(url: str) -> None:
-    """Protocols outside the list, chains, and paths that could mean another place are ConfigError."""
+    """Protocols outside of the list, chains, and paths that could mean another place are ConfigError."""
     with pytest.raises(ConfigError):
         parse_root(url, cwd=CWD)
 
@@ -98,14 +98,14 @@ def test_other_roots_are_refused(url: str) -> None:
     ],
 )
 def test_credentials_in_a_url_are_refused_and_not_repeated(url: str) -> None:
-    """A URL with credentials is refused, and a password is not in the refusal."""
+    """A URL with credentials is refused without repeating its password."""
     with pytest.raises(ConfigError) as caught:
         parse_root(url, cwd=CWD)
     assert ":canary" not in str(caught.value)
 
 
 def test_masking_hides_passwords_and_nothing_else() -> None:
-    """Text keeps its shape with `user:password@` masked, wherever in it the URL stands."""
+    """`user:password@` is masked wherever a URL is in a text, and the rest of the text is unchanged."""
     assert mask_url("see https://me:pw@host:9/x?y and s3://b/x@y:z") == "see https://***@host:9/x?y and s3://b/x@y:z"
     signed = "GET /r?sv=1&sig=a%2Fb&se=2 and /tokeninfo?access_token=secret, /o?X-Amz-Signature=cafe"
     shown = "GET /r?sv=1&sig=***&se=2 and /tokeninfo?access_token=***, /o?X-Amz-Signature=***"
@@ -113,7 +113,7 @@ def test_masking_hides_passwords_and_nothing_else() -> None:
 
 
 def test_masked_options_show_no_secret_at_any_depth() -> None:
-    """Values under secret-looking names are masked, nested ones too; the others stay readable."""
+    """Values under secret-looking names are masked at any depth. The others stay readable."""
     options = {
         "key": "canary",
         "secret": "canary",
@@ -144,7 +144,7 @@ def test_the_url_of_a_log_is_below_its_root() -> None:
 @settings(deadline=None)
 @given(st.text(alphabet="ab./\\\0\n-t~", max_size=12))
 def test_a_path_that_passes_stays_inside(path: str) -> None:
-    """Whatever passes the check is a normal relative path below the directory, and never a temporary name."""
+    """A path that passes the check is relative, below the directory, and never a temporary name."""
     try:
         check_path(path)
     except InvalidName:
@@ -157,7 +157,7 @@ def test_a_path_that_passes_stays_inside(path: str) -> None:
 
 
 def test_temporary_names_are_recognised() -> None:
-    """What temporary_name makes is_temporary knows, in any directory, and the checks refuse it."""
+    """Names that temporary_name makes are recognised in any directory, and refused by the checks."""
     name = f"runs/{temporary_name('abc')}"
     assert is_temporary(name)
     assert not is_temporary("runs/abc.parquet")
@@ -166,7 +166,7 @@ def test_temporary_names_are_recognised() -> None:
 
 
 def test_options_that_break_a_promise_are_refused() -> None:
-    """No caller can turn a cache on, share a client, or hand options to a local root."""
+    """No caller can turn a cache on, share a client, or pass options to a local root."""
     remote, local = parse_root("s3://bucket", cwd=CWD), parse_root("/state", cwd=CWD)
     check_options(remote, {"key": "a", "secret": "b"})
     check_options(local, {})

@@ -1,4 +1,4 @@
-"""A log's value schemas on the store: what evolving them writes, what it refuses, and two processes at once."""
+"""A log's value schemas on the store: evolution, refusals, and concurrent processes."""
 
 import json
 import threading
@@ -38,7 +38,7 @@ def _files(disk: MemoryDisk) -> list[str]:
 
 
 def test_ids_count_up_and_nobody_takes_a_schema_back() -> None:
-    """Each new schema gets the next id; one that the log had before, newest or not, changes nothing."""
+    """Each new schema gets the next id. A schema that the log had before, newest or not, changes nothing."""
     disk = _disk()
     second = _avsc(INT, _added("s"))
     assert _schemas(disk).add(second).id == 2
@@ -60,7 +60,7 @@ def test_ids_count_up_and_nobody_takes_a_schema_back() -> None:
     ],
 )
 def test_what_is_refused_writes_nothing(avsc: str, error: type[Exception]) -> None:
-    """Neither an incompatible schema nor something that is no value schema leaves a byte on the store."""
+    """Neither an incompatible schema nor an invalid one writes a byte to the store."""
     disk = _disk()
     with pytest.raises(error):
         _schemas(disk).add(avsc)
@@ -68,7 +68,7 @@ def test_what_is_refused_writes_nothing(avsc: str, error: type[Exception]) -> No
 
 
 def test_a_refusal_tells_field_types_and_way_out() -> None:
-    """The error has the field's path, the new type, the earlier type and its schema's way out."""
+    """The error has the field's path, the new type, and the earlier type with its schema's way out."""
     with pytest.raises(IncompatibleSchema) as caught:
         _schemas(_disk()).add(_avsc({"name": "n", "type": "string"}))
     assert caught.value.facts == {"field": "value.n", "new": "string", "earlier": "int"}
@@ -76,7 +76,7 @@ def test_a_refusal_tells_field_types_and_way_out() -> None:
 
 
 def test_bytes_stay_bytes() -> None:
-    """A log of opaque bytes takes no schema."""
+    """A log of opaque bytes refuses a schema."""
     disk = MemoryDisk(lambda: 0.0)
     with pytest.raises(IncompatibleSchema):
         ValueSchemas(MemoryStore(disk, "log"), 0).add(_avsc(INT))
@@ -93,7 +93,10 @@ def test_bytes_stay_bytes() -> None:
     ],
 )
 def test_two_processes_that_evolve_at_once(other: str, expected: int | None) -> None:
-    """Whoever comes second is checked against the first: it gets the next id, the same one, or is refused."""
+    """The later of two concurrent schemas is checked against the first:
+
+    it gets the next id, the same one, or is refused.
+    """
     disk = _disk()
     rivals = [other]
 
@@ -112,7 +115,7 @@ def test_two_processes_that_evolve_at_once(other: str, expected: int | None) -> 
 
 
 def test_a_lost_answer_is_asked_again() -> None:
-    """A put whose answer was lost raises; the same call finds the schema and makes no second one."""
+    """A put whose answer was lost raises. The same call finds the schema, and makes no second one."""
     disk = _disk()
     faults = [Fault.AFTER]
 
@@ -128,7 +131,7 @@ def test_a_lost_answer_is_asked_again() -> None:
 
 
 def test_many_threads_evolve_a_real_directory(tmp_path: Path) -> None:
-    """Whatever the order, each gets an id of its own or a refusal, and every schema reads all before it."""
+    """Each thread gets its own id or a refusal, in any order, and every schema reads all before it."""
     open_store(str(tmp_path), "log").put("schemas/1.avsc", _avsc(INT).encode())
     ids: list[int] = []
 

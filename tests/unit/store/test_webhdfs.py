@@ -1,4 +1,4 @@
-"""WebHDFS: which refusals of a name node are for the moment, and which are for good."""
+"""WebHDFS: temporary and permanent refusals of a name node."""
 
 import json
 from typing import Any
@@ -22,7 +22,10 @@ from tests.support.services.http import Answering, serving
 def test_a_name_node_without_data_nodes_refuses_for_the_moment(
     exception: str, message: str, is_momentary: bool
 ) -> None:
-    """It says 403 to all of these; only the words tell a right that is missing from a cluster that starts."""
+    """A starting cluster is a temporary refusal and a missing right a permanent one.
+
+    Both have code 403 and differ in their words.
+    """
     told = json.dumps({"RemoteException": {"exception": exception, "message": message}}).encode()
 
     class Refusing(Answering):

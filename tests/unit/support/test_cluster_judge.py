@@ -1,4 +1,4 @@
-"""The judge of the cluster's plays notices each kind of wrong, and finds nothing in what is right."""
+"""The judge of the cluster's plays notices each kind of error, and accepts what is right."""
 
 from collections.abc import Callable
 from typing import Any
@@ -36,7 +36,10 @@ def _tried(attempt: Attempt, offset: int | None) -> list[Entry]:
 
 
 def _story() -> list[Entry]:
-    """A life commits twice and is told once; the next one finds both, and commits; a reader and a follower look on."""
+    """Return the entries of two incarnations, a reader and a follower.
+
+    One commit is acknowledged late, to the successor.
+    """
     entries: list[Entry] = [
         {"actor": "w0.1", "what": "opened", "life": "1.1", "epoch": 1, "checkpoint": 0},
         *_tried(FIRST, 2),
@@ -58,7 +61,7 @@ def _judged(entries: list[Entry], last: Sighting = LAST) -> list[str]:
 
 
 def test_what_is_right_passes() -> None:
-    """A commit that nobody was told of, and that the next life found, is part of history like the others."""
+    """An unacknowledged commit that the next incarnation found is part of history like the others."""
     assert _judged(_story()) == []
 
 
@@ -119,7 +122,7 @@ def _another_life(entries: list[Entry]) -> None:
     ],
 )
 def test_what_is_wrong_is_noticed(harm: Callable[[list[Entry]], None], complaint: str) -> None:
-    """One thing that must not be makes one complaint at least, and the right one."""
+    """Each single error makes at least one complaint, and the right one."""
     entries = _story()
     harm(entries)
     complaints = _judged(entries)
@@ -127,7 +130,7 @@ def test_what_is_wrong_is_noticed(harm: Callable[[list[Entry]], None], complaint
 
 
 def test_a_life_that_was_replaced_may_restore_more_than_it_found() -> None:
-    """It slept between its opening and its recovery, and its successor committed meanwhile."""
+    """An incarnation that slept between opening and recovery may restore its successor's commits, too."""
     entries = _story()
     entries.append(
         {"at": 99.0, "actor": "w0.1", "what": "restored", "life": "1.1", "checkpoint": 3,
@@ -137,12 +140,12 @@ def test_a_life_that_was_replaced_may_restore_more_than_it_found() -> None:
 
 
 def test_a_commit_missing_in_the_end_is_noticed() -> None:
-    """The last look finds less than was acknowledged."""
+    """A last read with less than was acknowledged is a complaint."""
     assert any("lost acknowledged [3]" in said for said in _judged(_story(), Sighting(2, "1.1", 3)))
 
 
 def test_a_digest_tells_states_apart_and_not_orders() -> None:
-    """Equal states have equal digests by whatever way they came about; other values have others."""
+    """Equal states have equal digests, whatever their order of changes. Other values have others."""
     a, b = (b"w0/k", b"1"), (b"w1/k", b"2")
     assert State([a, b]).digest == State([b, a]).digest
     assert State([a, b]).digest != State([a, (b"w1/k", b"3")]).digest
@@ -153,7 +156,7 @@ def test_a_digest_tells_states_apart_and_not_orders() -> None:
 
 
 def test_names_share_nothing() -> None:
-    """Whatever a name writes lies in its own partitions, under its own keys."""
+    """All that a name writes is in its own partitions, under its own keys."""
     for writer, partitions in PARTITIONS_OF.items():
         keys = {key for key, _ in changes_of(Attempt(writer=writer, life="1.1", checkpoint=7, begin=0, end=200))}
         assert mark_of(writer, 7) in keys

@@ -1,4 +1,4 @@
-"""The proxy that plays services: what it does to connections, and what its terms make of requests and answers."""
+"""The proxy that plays services: its effects on connections, and its terms in requests and answers."""
 
 import socket
 import struct
@@ -33,7 +33,7 @@ class _Clock:
 
 @pytest.fixture
 def echo() -> Iterator[str]:
-    """host:port of a broker that answers every request with its correlation id alone."""
+    """Return host:port of a broker that answers every request with only its correlation id."""
     server = socket.create_server(("127.0.0.1", 0))
 
     def answer(client: socket.socket) -> None:
@@ -61,7 +61,7 @@ def _connected(proxy: ProviderProxy) -> socket.socket:
 
 
 def _asked(client: socket.socket, number: int, api_key: int = _HEARTBEAT) -> bool:
-    """Whether a question is answered; False if the connection ends instead."""
+    """Ask a question. Return False if the connection ends instead of an answer."""
     try:
         client.sendall(struct.pack(">ihhi", 8, api_key, 4, number))
         frame = read_frame(client)
@@ -72,7 +72,7 @@ def _asked(client: socket.socket, number: int, api_key: int = _HEARTBEAT) -> boo
 
 
 def test_each_answer_takes_longer_and_none_waits_for_the_other(echo: str) -> None:
-    """Of questions that go out together the last is answered as long after as the first."""
+    """Each of several concurrent answers is delayed by the same time, and none waits for another."""
     with ProviderProxy(echo, Provider(name="slow", latency_s=0.3)) as proxy, closing(_connected(proxy)) as client:
         began_s = time.monotonic()
         for number in range(50):
@@ -84,7 +84,7 @@ def test_each_answer_takes_longer_and_none_waits_for_the_other(echo: str) -> Non
 
 
 def test_a_connection_that_nobody_asks_anything_on_is_cut(echo: str) -> None:
-    """By itself; a new one works."""
+    """An idle connection is cut without a request, and a new one works."""
     with ProviderProxy(echo, Provider(name="balancer", idle_s=0.2)) as proxy:
         with closing(_connected(proxy)) as client:
             assert _asked(client, 1)
@@ -94,7 +94,7 @@ def test_a_connection_that_nobody_asks_anything_on_is_cut(echo: str) -> None:
 
 
 def test_no_connection_outlives_the_proxy(echo: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nor one that was on its way to the broker when the proxy was closed."""
+    """No connection outlives the proxy, even if it was still connecting to the broker."""
     connect, is_closed, is_asked = socket.create_connection, threading.Event(), threading.Event()
 
     def late(*args: Any, **options: Any) -> socket.socket:
@@ -117,7 +117,7 @@ def test_no_connection_outlives_the_proxy(echo: str, monkeypatch: pytest.MonkeyP
 
 @pytest.mark.parametrize("field", ["session_s", "rolls_s"])
 def test_a_connection_that_is_over_ends_at_its_next_request(echo: str, field: str) -> None:
-    """A session that ended, or a broker that was started anew; a new connection works."""
+    """A connection whose session ended, or whose broker restarted, ends at its next request. A new one works."""
     clock = _Clock()
     named: dict[str, Any] = {"name": "strict", field: 10.0}
     with ProviderProxy(echo, Provider(**named), clock=clock) as proxy:
@@ -133,14 +133,14 @@ def test_a_connection_that_is_over_ends_at_its_next_request(echo: str, field: st
 
 
 def _types(request: str, version: int) -> tuple[Any, Any]:
-    """kio's types of a request and of its answer."""
+    """Return kio's types of a request and of its answer."""
     kinds = (EntityType.request, EntityType.response)
     asked, answered = (load_payload_module(API_KEYS[request], version, kind) for kind in kinds)  # type: ignore[arg-type] # a Literal of two
     return asked, answered
 
 
 def _written(body: Any) -> bytes:
-    """A request with this body."""
+    """Return a request with this body."""
     buffer = BytesIO()
     header = body.__header_schema__(
         request_api_key=body.__api_key__, request_api_version=body.__version__, correlation_id=7, client_id="me"
@@ -155,7 +155,7 @@ def _terms(provider: Provider) -> ServiceTerms:
 
 
 def test_a_quota_is_told() -> None:
-    """In the answer to a produce."""
+    """The answer to a produce reports the quota's delay."""
     _, answered = _types("Produce", 9)
     head, answer = Head(_PRODUCE, 9, 7), answered.ProduceResponse(throttle_time=_AT_ONCE, responses=())
     told = _terms(Provider(name="quota", throttle_s=0.25)).answer(head, written_answer(head, answer), None)
@@ -163,7 +163,7 @@ def test_a_quota_is_told() -> None:
 
 
 def test_a_partition_that_moved_is_told_so_once() -> None:
-    """Of others the broker says what it says."""
+    """A moved partition is reported once. For others, the broker's answer is unchanged."""
     asked, answered = _types("ListOffsets", 7)
     terms = _terms(Provider(name="rolling", rolls_s=1.0))
     parts = tuple(asked.ListOffsetsPartition(partition_index=p, timestamp=-1) for p in range(2))
@@ -188,7 +188,10 @@ def test_a_partition_that_moved_is_told_so_once() -> None:
 
 @pytest.mark.parametrize("error", [ErrorCode.none, ErrorCode.topic_already_exists], ids=lambda one: str(one.name))
 def test_a_topic_with_a_setting_that_is_refused_is_not_made(error: ErrorCode) -> None:
-    """The broker only looks at the request; and that a topic is there is told first, as the twin does."""
+    """A topic with a refused setting is only validated by the broker.
+
+    An existing topic is reported first, as by the twin.
+    """
     asked, answered = _types("CreateTopics", 7)
     terms = _terms(CONFLUENT_CLOUD)
     config = asked.CreatableTopicConfig(name="unclean.leader.election.enable", value="false")

@@ -1,4 +1,4 @@
-"""A run in several processes: what belongs together goes to one of them."""
+"""In a run of several processes, tests that belong together run in one of them."""
 
 import os
 import subprocess
@@ -44,8 +44,9 @@ _MARKED, _SHARING = ("three", "four"), ("five", "six")
 
 
 def test_mates_go_to_one_process(tmp_path: Path) -> None:
-    """The tests of a file, also of one of two equal names; those of two files that bear one mark; and those of two that
-    use a fixture of which there is to be one, which ends before that process goes on.
+    """Tests of a file, of two files with one mark, or with one shared fixture, go to one process.
+
+    The file may be one of two with equal names. The fixture ends before that process continues.
     """
     notes = tmp_path / "notes"
     (tmp_path / "conftest.py").write_text(_CONFTEST.format(notes=notes), "utf-8")

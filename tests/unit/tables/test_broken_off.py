@@ -1,8 +1,7 @@
-"""Ctrl-C, or no memory, at any moment of a table or a standby: nothing stays open, and the process opens it again.
+"""After Ctrl-C, or without memory, at any moment of a table or a standby, nothing stays open and it opens again.
 
-The moments are all that a life asks Kafka, the store, the disk and its machine for, and its named points. What was
-raised is kept meanwhile, and with it every frame that it came through: what is closed is closed by somebody, and not
-because it was dropped.
+The moments are all requests to Kafka, the store, the disk and the machine, and the named points. The exception is
+retained with its frames, so objects are really closed, and not only dropped.
 """
 
 import shutil
@@ -34,8 +33,9 @@ STATE = {b"k%d" % i: b"%d" % i for i in range(20)}
 
 @dataclass(slots=True)
 class _Breaker:
-    """Raises `what` at the moment `at`, once; None: never. If it `is_coarse`, the moments are named points,
-    threads that begin and files that are removed, and nothing else.
+    """Raise `what` at the moment `at`, once, or never if it is None.
+
+    If it `is_coarse`, the moments are named points, starts of threads and removals of files, and nothing else.
     """
 
     what: type[BaseException] = KeyboardInterrupt
@@ -44,36 +44,36 @@ class _Breaker:
     moments: int = 0
 
     def disk(self, step: str, _: Path) -> None:
-        """A step on the local disk."""
+        """Note a step on the local disk."""
         if not self.is_coarse:
             self.moment(step)
 
     def moment(self, *_: object) -> None:
-        """One has come."""
+        """Count a moment, and raise if it is the one."""
         self.moments += 1
         if self.moments - 1 == self.at:
             raise self.what
 
     def question(self, call: Call) -> Answer:
-        """What is asked of Kafka."""
+        """Note a question to Kafka."""
         if not self.is_coarse:
             self.moment(call)
         return TRUE
 
     def file(self, method: str, path: str) -> Fault | None:
-        """What is asked of the store."""
+        """Note a question to the store."""
         if method == "delete" or not self.is_coarse:
             self.moment(path)
         return None
 
     def start(self, work: Callable[[], None]) -> None:
-        """A thread is begun; in this test it is done at once."""
+        """Note the start of a thread, and run it at once."""
         self.moment()
         work()
 
 
 class _Watched(MemoryKafka):
-    """Remembers the clients that it makes."""
+    """A Kafka that remembers its clients."""
 
     def __init__(self, cluster: MemoryCluster) -> None:
         super().__init__(cluster=cluster)
@@ -81,11 +81,11 @@ class _Watched(MemoryKafka):
         """Those that are open."""
 
     def producer(self) -> MemoryProducer:
-        """As the twin."""
+        """Return the twin's producer."""
         return self._watched(super().producer())
 
     def reader(self, topic: str) -> MemoryReader:
-        """As the twin."""
+        """Return the twin's reader."""
         return self._watched(super().reader(topic))
 
     def _watched(self, client: T) -> T:
@@ -103,7 +103,7 @@ class _Watched(MemoryKafka):
 
 @dataclass(slots=True)
 class _World:
-    """A log with a snapshot and a commit behind it, and a directory of an earlier place, which may lack key groups."""
+    """A log with a snapshot and a commit behind it, and an older directory, which may lack key groups."""
 
     scratch: Path
     loading: Loading
@@ -129,12 +129,12 @@ class _World:
             table.commit({"n": 3})
 
     def tables(self, directory: Path | None) -> TableRig:
-        """Tables that anybody opens."""
+        """Return tables without a directory of their own."""
         return TableRig(self.rig, directory, self.loading)
 
     @property
     def environment(self) -> dict[str, Any]:
-        """A machine on which every moment may be the one: its clock goes on as it is read, and renews leases often."""
+        """A machine on which any moment may raise. Its clock advances as it is read, and leases are renewed often."""
         breaker = self.breaker
         recovery = RecoverySettings(holder="broken", threads=1, lease_ttl_s=0.01)
         return {
@@ -146,7 +146,7 @@ class _World:
 
     @contextmanager
     def place(self) -> Generator[Path]:
-        """A directory for a life, and for the one after it."""
+        """Return a directory for an incarnation and its successor."""
         path = self.scratch / "life"
         if self.is_kept:
             shutil.copytree(self.scratch / "kept", path)
@@ -179,7 +179,7 @@ def _work(table: Table[Any, Any]) -> None:
 
 
 def _sweep(world_at: Callable[[int], _World], act: Act) -> int:
-    """Break it off at every moment that there is, each time in another world, and open again. Returns how many."""
+    """Interrupt at every moment, each time in another world, and open again. Return the number of moments."""
     for at in count():
         world = world_at(at)
         breaker = world.breaker
@@ -212,7 +212,7 @@ WAYS = [
 
 @pytest.mark.parametrize(("act", "loading"), [(_own, Loading.BEHIND), *WAYS[-2:]])
 def test_at_named_points(act: Act, loading: Loading, tmp_path: Path) -> None:
-    """In a directory that is behind, and as an owner's lacks a part of the state."""
+    """Interrupts at named points leave nothing open, with a directory that is behind and lacks key groups."""
 
     def world_at(at: int) -> _World:
         return _World(tmp_path / str(at), loading, is_kept=True, breaker=_Breaker(is_coarse=True))
@@ -225,7 +225,7 @@ def test_at_named_points(act: Act, loading: Loading, tmp_path: Path) -> None:
 @pytest.mark.parametrize(("act", "loading"), WAYS)
 @pytest.mark.parametrize("what", [KeyboardInterrupt, MemoryError])
 def test_at_every_moment(what: type[BaseException], act: Act, loading: Loading, is_kept: bool, tmp_path: Path) -> None:
-    """In a directory that is kept, and in one that is made."""
+    """Interrupts at every moment leave nothing open, with a retained directory and a new one."""
 
     def world_at(at: int) -> _World:
         return _World(tmp_path / str(at), loading, is_kept, breaker=_Breaker(what))
@@ -234,7 +234,7 @@ def test_at_every_moment(what: type[BaseException], act: Act, loading: Loading, 
 
 
 def test_what_cannot_be_used_stays_until_its_successor_is_whole(tmp_path: Path) -> None:
-    """A life that dies while it rebuilds leaves the directory as it was; the next one sets it aside, once."""
+    """A table that dies while it rebuilds leaves the old directory. Its successor quarantines that once."""
     kept = TableRig(twin_rig("log"), tmp_path)
     with kept.open() as table:
         table.update(STATE)

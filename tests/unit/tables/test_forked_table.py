@@ -1,4 +1,4 @@
-"""A forked child of a process that has a table: it ends, however it does, and harms its parent nothing."""
+"""A forked child of a process that has a table ends normally, and does not harm its parent."""
 
 import subprocess
 import sys
@@ -68,13 +68,13 @@ with TableRig(rig, directory / "parent").open() as table:
 
 
 def test_a_forked_child_opens_none(tmp_path: Path) -> None:
-    """A child of a process that used RocksDB would wait for its threads for ever: it is told to be spawned."""
+    """A forked child that opens a table is told to be spawned: RocksDB's threads exist only in the parent."""
     subprocess.run([sys.executable, "-c", _OPENING, str(tmp_path)], check=True, timeout=60)
 
 
 @pytest.mark.parametrize("end", ["exit", "drop", "close"])
 @pytest.mark.parametrize("kind", ["dict", "rocksdb"])
 def test_a_forked_child_ends(kind: str, end: str, tmp_path: Path) -> None:
-    """It frees nothing of RocksDB, which would wait for threads that only the parent has."""
+    """A forked child ends without freeing RocksDB's objects, which would wait for the parent's threads."""
     directory = str(tmp_path / "local") if kind == "rocksdb" else ""
     subprocess.run([sys.executable, "-c", _PROGRAM, directory, end], check=True, timeout=60)

@@ -1,4 +1,4 @@
-"""The layers of a table: keys in their order, and transactions that do not nest."""
+"""The layers of a table: ordered keys, and transactions that do not nest."""
 
 import random
 from contextlib import suppress
@@ -14,7 +14,7 @@ from tests.support.faults.signals import at_line, handled
 
 @pytest.mark.parametrize("seed", range(5))
 def test_changes_between_two_keys(seed: int) -> None:
-    """Are those of all layers, the newest of each key, as they are now, however few or many came since it was asked."""
+    """A range has the newest change of each key in all layers, however few or many came since the last request."""
     chance, layers = random.Random(seed), Layers()
     model: dict[int, int | None] = {}
     for step in range(60):
@@ -32,7 +32,7 @@ def test_changes_between_two_keys(seed: int) -> None:
 
 
 class _TooLate(Exception):
-    """What a handler raises, to end a call that takes too long."""
+    """An exception that a handler raises to end a slow call."""
 
 
 def _end_it() -> None:
@@ -41,7 +41,7 @@ def _end_it() -> None:
 
 @pytest.mark.parametrize("new", [3, 150])
 def test_a_handler_that_raises_while_keys_are_put_in_order(new: int) -> None:
-    """Wherever it comes, the next call shows each key once."""
+    """A handler that raises at any line while keys are sorted does not make the next call repeat a key."""
     at, came = 0, True
     while came:
         layers = Layers()
@@ -54,7 +54,7 @@ def test_a_handler_that_raises_while_keys_are_put_in_order(new: int) -> None:
 
 
 def test_what_is_looked_at_is_what_is_wanted() -> None:
-    """A range does not look at the changes beside it: asked again, it compares some keys, and sorts none."""
+    """A range does not process changes outside of it: a repeated request compares few keys and sorts none."""
 
     class Key(int):
         compared = 0
@@ -75,7 +75,7 @@ def test_what_is_looked_at_is_what_is_wanted() -> None:
 
 
 def test_transactions_that_do_not_nest() -> None:
-    """All of them are undone, none of them ends well, and the next one is as any."""
+    """Transactions that do not nest are all undone with an error, and the next one works."""
     layers = Layers()
     layers.active.changes["k"] = "before"
     first = layers.begin()

@@ -1,4 +1,4 @@
-"""The files beside a table's local database: its lock, and what the life before has noted, whatever is left of that."""
+"""The files next to a table's database: its lock, and the notes of the previous incarnation in any condition."""
 
 import errno
 import fcntl
@@ -16,13 +16,13 @@ from tests.support.told import told
 
 @pytest.fixture
 def kept(tmp_path: Path) -> TableRig:
-    """A table with a directory that holds STATE."""
+    """Return a table with a directory that holds STATE."""
     return kept_table(twin_rig("log"), tmp_path / "local")
 
 
 @pytest.mark.parametrize("data", [b"", b"\xff\xfe\x00"])
 def test_a_note_that_a_full_or_damaged_disk_has_left(kept: TableRig, data: bytes) -> None:
-    """That the database was found damaged is said by the file, whatever is in it."""
+    """A file with any contents notes that the database was found damaged."""
     (home(kept) / "damaged").write_bytes(data)
     with told("it was found damaged: "), kept.open() as table:
         assert content(table) == STATE
@@ -30,7 +30,7 @@ def test_a_note_that_a_full_or_damaged_disk_has_left(kept: TableRig, data: bytes
 
 
 def test_a_boot_that_cannot_be_read(kept: TableRig) -> None:
-    """It is another one, and the files count."""
+    """An unreadable note of the boot counts as another boot, so only files are trusted."""
     (home(kept) / "boot").write_bytes(b"\xff\xfe\x00")
     with kept.open() as table:
         assert content(table) == STATE
@@ -38,7 +38,7 @@ def test_a_boot_that_cannot_be_read(kept: TableRig) -> None:
 
 
 def test_a_table_that_was_dropped_holds_no_lock(kept: TableRig) -> None:
-    """As a file that was dropped is closed: the same process may open it again."""
+    """A dropped table releases its lock like a dropped file, so the same process may open it again."""
     with pytest.warns(ResourceWarning, match="unclosed"):
         kept.open().put(b"lost", b"1")
         gc.collect()
@@ -47,7 +47,7 @@ def test_a_table_that_was_dropped_holds_no_lock(kept: TableRig) -> None:
 
 
 def test_a_disk_that_takes_no_locks(kept: TableRig, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nobody has the directory: who waits for it to be free would wait in vain."""
+    """A disk without locks is an error at once, since waiting for the lock would be in vain."""
 
     def refusing(*_: object) -> None:
         raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))

@@ -1,4 +1,4 @@
-"""A table's local directory: what a restart reads, and when it is set aside and made anew, loudly."""
+"""A table's local directory: the reads of a restart, and when it is quarantined and rebuilt with a warning."""
 
 import errno
 import json
@@ -28,18 +28,18 @@ from tests.support.told import lines, told
 
 @pytest.fixture
 def rig() -> TwinRig:
-    """A log's two places."""
+    """Return the Kafka and the store of a log."""
     return twin_rig("log")
 
 
 @pytest.fixture
 def kept(rig: TwinRig, tmp_path: Path) -> TableRig:
-    """A table with a directory that holds STATE."""
+    """Return a table with a directory that holds STATE."""
     return kept_table(rig, tmp_path / "local")
 
 
 def test_a_home_is_its_owners_alone(kept: TableRig, tmp_path: Path) -> None:
-    """RocksDB's files hold the state, and follow the umask: nobody else gets to them, unless a person lets them."""
+    """A table's directory is private to its user, unless a person opens it, although RocksDB follows the umask."""
     old = os.umask(0o022)
     try:
         tables = TableRig(kept.rig, tmp_path / "deep" / "local")
@@ -55,18 +55,18 @@ def test_a_home_is_its_owners_alone(kept: TableRig, tmp_path: Path) -> None:
 
 
 class Machine:
-    """Where a table runs; `boots` is how often it was started."""
+    """The machine of a table. `boots` is the number of its starts."""
 
     boots = 0
 
     @property
     def environment(self) -> Environment:
-        """It, now."""
+        """The environment of the present boot."""
         return Environment(boot_id=lambda: f"boot {self.boots}")
 
 
 def write_elsewhere(rig: TwinRig, changes: dict[bytes, bytes | None]) -> None:
-    """Commit as the same owner would from another machine, without a directory."""
+    """Commit as the same owner on another machine, without a directory."""
     with TableRig(rig, None).open() as table:
         put_all(table, changes.items())
         table.commit({"n": 2})
@@ -84,7 +84,7 @@ def edit(tables: TableRig, key: bytes, change: Callable[[bytes], bytes]) -> None
 
 
 def test_a_restart_reads_what_was_committed_since(rig: TwinRig, kept: TableRig) -> None:
-    """Nothing, if it was the last owner itself; else the newest change of each key behind its place, deletes too."""
+    """A restart reads the newest changes behind its position, deletes too, and nothing after its own last commit."""
     with kept.open() as table:
         assert (content(table), table.progress) == (STATE, {"n": 1})
         assert table.opening.rows_read == 0
@@ -101,7 +101,7 @@ def test_a_restart_reads_what_was_committed_since(rig: TwinRig, kept: TableRig) 
 
 
 def test_behind_a_snapshot_but_not_behind_truncation(rig: TwinRig, kept: TableRig, tmp_path: Path) -> None:
-    """As long as the log holds what came behind its place, snapshots do not matter."""
+    """A directory is used while the log holds the changes behind its position, whatever snapshots exist."""
     with rig.open() as log:
         run_round(log, settings_for(tmp_path))
     write_elsewhere(rig, {b"new": b"x"})
@@ -173,7 +173,7 @@ def _flip(path: Path) -> None:
 def test_what_cannot_be_used_is_set_aside(
     rig: TwinRig, kept: TableRig, tmp_path: Path, harm: Callable[..., None], said: str
 ) -> None:
-    """It is renamed and not deleted, a log line says why, and the state is the log's."""
+    """An unusable directory is renamed and not deleted. A log line has the reason, and the state is the log's."""
     with kept.open() as table:
         table[b"k0"] = b"0"
         table.commit({"n": 2})
@@ -192,7 +192,7 @@ def test_what_cannot_be_used_is_set_aside(
 
 
 def test_few_are_kept(tmp_path: Path) -> None:
-    """The newest and the one before, also if the clock goes back: a disk does not fill with what was set aside."""
+    """Only the newest quarantined directory and the one before are retained, also if the clock goes back."""
     place = StateDirectory(tmp_path, "log", "table")
     asides: list[Path] = []
     clock = iter([1.0, 3.0, 2.0, 0.0])
@@ -212,9 +212,7 @@ def _full(*_: object) -> None:
 
 @pytest.mark.parametrize("is_full", [False, True])
 def test_damage_that_is_found_later(kept: TableRig, monkeypatch: pytest.MonkeyPatch, *, is_full: bool) -> None:
-    """A block that fails its checksum is told when it is read, and the next life does not use the directory; also if a
-    full disk takes no note of that.
-    """
+    """A block that fails its checksum raises when it is read, and the next incarnation rebuilds the directory."""
     with kept.open() as table:
         chance = random.Random(7)
         table.update({b"large%d" % i: chance.randbytes(1000) for i in range(2000)})
@@ -234,7 +232,7 @@ def test_damage_that_is_found_later(kept: TableRig, monkeypatch: pytest.MonkeyPa
 
 
 def test_damage_that_a_write_finds(rig: TwinRig, kept: TableRig) -> None:
-    """A compaction reads a block that fails its checksum: one life dies of it, the next sets the directory aside."""
+    """A compaction that reads a damaged block ends the table. The next incarnation quarantines the directory."""
     chance, settings = random.Random(9), TableSettings(write_buffer_bytes=64 << 10, recent_bytes=0)
 
     def live() -> None:
@@ -259,7 +257,7 @@ def test_damage_that_a_write_finds(rig: TwinRig, kept: TableRig) -> None:
 
 
 def test_a_directory_takes_one_table(rig: TwinRig, kept: TableRig) -> None:
-    """A second one is refused before it fences the first. A kill of the first frees it (tests/fault)."""
+    """A second table on a directory is refused before it fences the first. A kill of the first frees it."""
     with kept.open() as table:
         with pytest.raises(LogInUse):
             kept.open()
@@ -273,7 +271,7 @@ def test_a_directory_takes_one_table(rig: TwinRig, kept: TableRig) -> None:
 
 
 def test_a_fenced_table_leaves_its_directory_right(rig: TwinRig, kept: TableRig) -> None:
-    """What it could not commit is not in it."""
+    """The uncommitted changes of a fenced table are not in its directory."""
     former = kept.open()
     former[b"k0"] = b"never"
     write_elsewhere(rig, {b"k1": b"x"})
@@ -286,7 +284,7 @@ def test_a_fenced_table_leaves_its_directory_right(rig: TwinRig, kept: TableRig)
 
 
 def test_a_new_value_schema_rebuilds(rig: TwinRig, tmp_path: Path) -> None:
-    """Values of an older schema are in the directory in its bytes: the state is made anew in the newest."""
+    """A directory with values of an older schema is rebuilt in the newest."""
     schema = '{"type": "record", "name": "V", "fields": [{"name": "a", "type": "int"}%s]}'
     tables = TableRig(rig, tmp_path / "local")
     with tables.open(value_schema=schema % "") as table:
@@ -302,7 +300,7 @@ def test_a_new_value_schema_rebuilds(rig: TwinRig, tmp_path: Path) -> None:
 
 
 def test_a_full_disk(rig: TwinRig, tmp_path: Path) -> None:
-    """While the state is made it is a typed error, and the next life makes it; nothing stays open in between."""
+    """A full disk is a typed error while the state is made, and leaves nothing open. The next incarnation makes it."""
     tables = TableRig(rig, tmp_path / "local")
     write_elsewhere(rig, dict(STATE))
 
@@ -317,7 +315,7 @@ def test_a_full_disk(rig: TwinRig, tmp_path: Path) -> None:
 
 
 def test_options_that_contradict_each_other(rig: TwinRig, tmp_path: Path) -> None:
-    """Before anything is opened."""
+    """Contradicting options are refused before anything is opened."""
     with pytest.raises(ConfigError, match="directory"):
         TableRig(rig, None).open(backend="rocksdb")
     with pytest.raises(ConfigError, match="directory"):
@@ -332,15 +330,16 @@ def test_options_that_contradict_each_other(rig: TwinRig, tmp_path: Path) -> Non
 
 
 def _with_two_logs(tables: TableRig, machine: Machine, scratch: Path) -> tuple[dict[bytes, bytes], list[Path]]:
-    """Commit until RocksDB has two write-ahead logs at a time, and keep the directory as it is then in `scratch`.
-    Returns the state, and those logs, the older first.
+    """Commit until RocksDB has two write-ahead logs, and copy the directory to `scratch`.
+
+    Return the state and the logs, older first.
     """
     chance = random.Random(5)
     with tables.open(
         settings=TableSettings(write_buffer_bytes=64 << 10, recent_bytes=0), environment=machine.environment
     ) as table:
         model = content(table)
-        for number in range(50_000):  # How long there are two at a time is the machine's and the disk's.
+        for number in range(50_000):  # How long two exist depends on the machine and its disk.
             for _ in range(8):
                 key = b"k%d" % chance.randrange(4_000)
                 model[key] = table[key] = b"%d" % number + chance.randbytes(300)
@@ -357,12 +356,12 @@ def _with_two_logs(tables: TableRig, machine: Machine, scratch: Path) -> tuple[d
 
 
 def _quick_copy(source: str, target: str) -> None:
-    """A link to what never changes: the shorter it takes, the less changes meanwhile."""
+    """Link files that never change, so that the copy is quick and little changes meanwhile."""
     (os.link if source.endswith(".sst") else shutil.copyfile)(source, target)
 
 
 def _files(directory: Path) -> dict[str, int]:
-    """The files there, and their sizes."""
+    """Return the files of a directory, with their sizes."""
     with suppress(OSError):
         return {path.name: path.stat().st_size for path in directory.iterdir()}
     return {}
@@ -370,8 +369,9 @@ def _files(directory: Path) -> dict[str, int]:
 
 @pytest.mark.parametrize("is_known", [True, False])
 def test_a_power_loss_that_takes_the_older_log(kept: TableRig, tmp_path: Path, is_known: bool) -> None:
-    """The disk has the newer write-ahead log and not all of the older one: what has such a hole is not believed, and
-    what the files are without it is brought up to date. So it is where the system does not tell one boot from another.
+    """After a power loss, a newer write-ahead log with a hole before it is not trusted, and the files catch up.
+
+    The same holds where the system does not distinguish boots.
     """
     machine, copy = Machine(), tmp_path / "copy"
     model, logs = _with_two_logs(kept, machine, copy)
@@ -386,7 +386,7 @@ def test_a_power_loss_that_takes_the_older_log(kept: TableRig, tmp_path: Path, i
 
 
 def test_a_kill_takes_nothing(kept: TableRig, tmp_path: Path) -> None:
-    """In the same boot the write-ahead log is whole, and nothing but what was committed since is read."""
+    """In the same boot the write-ahead log is whole, so a restart after a kill reads only newer commits."""
     machine, copy = Machine(), tmp_path / "copy"
     model, _ = _with_two_logs(kept, machine, copy)
     _put_back(copy / "db", home(kept) / "db")
@@ -396,7 +396,7 @@ def test_a_kill_takes_nothing(kept: TableRig, tmp_path: Path) -> None:
 
 
 def _put_back(copy: Path, database: Path) -> None:
-    """The directory is as it was; it is no copy."""
+    """Restore the directory itself, not a copy."""
     for path in database.iterdir():
         path.unlink()
     for path in copy.iterdir():
@@ -404,9 +404,7 @@ def _put_back(copy: Path, database: Path) -> None:
 
 
 def test_a_log_that_is_gone(kept: TableRig, tmp_path: Path) -> None:
-    """The older write-ahead log was deleted, say by a clean-up of *.log: what is left has a hole, and is set aside. If
-    RocksDB needed it no more, nothing is missing; so the moment is looked for at which it did.
-    """
+    """A directory whose older write-ahead log was deleted while RocksDB needed it is quarantined."""
     machine, copy = Machine(), tmp_path / "copy"
     for _ in range(10):
         model, logs = _with_two_logs(kept, machine, copy)
@@ -420,7 +418,7 @@ def test_a_log_that_is_gone(kept: TableRig, tmp_path: Path) -> None:
 
 
 def test_a_copy(kept: TableRig, tmp_path: Path) -> None:
-    """One that was taken while the table ran, and is put back in the same boot: only its files are believed."""
+    """Of a copy taken while the table ran and restored in the same boot, only the files are trusted."""
     machine, copy = Machine(), tmp_path / "copy"
     model, _ = _with_two_logs(kept, machine, copy)
     shutil.rmtree(home(kept))
@@ -432,7 +430,7 @@ def test_a_copy(kept: TableRig, tmp_path: Path) -> None:
 
 
 def test_a_directory_of_before(kept: TableRig) -> None:
-    """One whose boot is noted without an inode, and whose write batches have no numbers, goes on."""
+    """A directory whose boot note lacks the inode, and whose write batches lack numbers, is still used."""
     with kept.open() as table:
         table[b"k0"] = b"x"
         table.commit(table.progress)
@@ -452,14 +450,14 @@ def test_a_directory_of_before(kept: TableRig) -> None:
 
 
 def test_another_boot_behind_a_close(kept: TableRig) -> None:
-    """What was closed is in files: nothing is read, and nothing is set aside."""
+    """After a close and another boot, the files have everything: nothing is read or quarantined."""
     with kept.open(environment=Environment(boot_id=lambda: "another")) as table:
         assert content(table) == STATE
         assert (table.opening.rows_read, table.opening.set_aside) == (0, None)
 
 
 def test_a_note_of_damage_goes_with_its_database(kept: TableRig) -> None:
-    """A life that died while it set a database aside leaves the note; the next database is not set aside for it."""
+    """A note of damage left by a quarantine that died does not quarantine the next database."""
     (home(kept) / "db").rename(home(kept) / "aside-died")
     (home(kept) / "damaged").write_text("it was", "utf-8")
     for _ in range(2):
@@ -469,7 +467,7 @@ def test_a_note_of_damage_goes_with_its_database(kept: TableRig) -> None:
 
 
 def test_a_relative_directory(rig: TwinRig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is the one that it was when the table was opened."""
+    """A relative directory keeps the meaning that it had when the table was opened."""
     monkeypatch.chdir(tmp_path)
     tables = TableRig(rig, Path("local"))
     with tables.open(settings=TableSettings(write_buffer_bytes=64 << 10)) as table:
@@ -481,7 +479,7 @@ def test_a_relative_directory(rig: TwinRig, tmp_path: Path, monkeypatch: pytest.
 
 
 def test_a_close_that_the_disk_refuses(kept: TableRig, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is not written out is in the log: it is told, and takes the place of no error."""
+    """A close that the disk refuses is reported, and hides no other error: the log has what is missing."""
     table = kept.open()
     table[b"k0"] = b"new"
     table.commit({"n": 2})

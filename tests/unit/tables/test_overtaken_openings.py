@@ -1,4 +1,4 @@
-"""Another owner comes between an Open and the reading of its state: what it commits goes with no older progress."""
+"""Another owner that commits between an Open and the reading of its state does not mix with older progress."""
 
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,7 @@ UNHELD = TableSettings(recovery=RecoverySettings(holder="standby", lease=False, 
 
 
 class Rival:
-    """Another machine: at a step of an opening it takes the table over, commits, and may roll the log up."""
+    """Another machine that takes the table over at a step of an opening, commits, and may roll the log up."""
 
     def __init__(self, tables: TableRig, scratch: Path, *, step: str, rolls: bool) -> None:
         self.tables = TableRig(tables.rig, None)
@@ -36,7 +36,7 @@ class Rival:
                 self.tables.roll_up(self._scratch)
 
     def commit(self, n: int) -> None:
-        """In a life of its own."""
+        """Commit in another incarnation."""
         with self.tables.open() as table:
             table[b"n"] = b"%d" % n
             table.commit({"n": n})
@@ -44,14 +44,14 @@ class Rival:
 
 @pytest.fixture(params=["dict", "rocksdb"])
 def tables(request: pytest.FixtureRequest, tmp_path: Path) -> TableRig:
-    """Each backend in turn."""
+    """Return tables with each backend in turn."""
     return TableRig(twin_rig("log"), tmp_path / "local" if request.param == "rocksdb" else None)
 
 
 @pytest.mark.parametrize("loading", list(Loading))
 @pytest.mark.parametrize("rolls", [False, True], ids=["", "rolls"])
 def test_a_table(tables: TableRig, tmp_path: Path, loading: Loading, *, rolls: bool) -> None:
-    """It is fenced while it opens, or opens at its own progress; its directory is brought up to date in the next life.
+    """A table that is overtaken while it opens is fenced, or opens at its own progress. Its directory catches up later.
 
     The directory's place is below the newest snapshot, from which the Open begins to fold.
     """
@@ -75,7 +75,7 @@ def test_a_table(tables: TableRig, tmp_path: Path, loading: Loading, *, rolls: b
 
 
 def test_a_promotion(tables: TableRig, tmp_path: Path) -> None:
-    """A standby that has to be made anew behind its Open is closed: the state is another owner's by now."""
+    """A standby that has to be re-created behind its Open is closed, since the state is another owner's by now."""
     rival = Rival(tables, tmp_path, step="promoting", rolls=True)
     rival.commit(1)
     with lines(), tables.standby(settings=UNHELD, environment=rival.environment) as standby:
@@ -86,7 +86,7 @@ def test_a_promotion(tables: TableRig, tmp_path: Path) -> None:
 
 
 def test_a_standby_and_a_newer_schema(tables: TableRig, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The owner evolves it and commits while the standby is planned: a field that is renamed has no default there."""
+    """A schema that the owner evolves while a standby is planned applies to it: a renamed field is no default."""
     schema = '{"type": "record", "name": "V", "fields": [{%s, "type": "long", "default": 0}]}'
     with tables.open(value_schema=schema % '"name": "seen"') as table:
         table[b"k"] = {"seen": 1}

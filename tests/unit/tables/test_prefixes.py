@@ -1,4 +1,4 @@
-"""Which key groups a range or a prefix of a table's keys is looked for in, where key groups go by prefix."""
+"""The key groups in which a table searches a range or a prefix, where key groups go by prefix."""
 
 from pathlib import Path
 from typing import Any
@@ -47,7 +47,10 @@ RULES: dict[type, KeyRule] = {bytes: _rule(KeyType.BYTES), str: _rule(KeyType.ST
 
 @given(prefix=BYTES | TEXTS)
 def test_a_prefix_that_is_long_enough_is_looked_for_in_one_key_group(prefix: Any) -> None:
-    """In that of its keys, also behind the last character of a length or of all; a shorter one may be in every one."""
+    """A long enough prefix is searched in the key group of its keys, also at the last character.
+
+    A shorter one may be anywhere.
+    """
     rule, size = RULES[type(prefix)], len(prefix if isinstance(prefix, bytes) else prefix.encode())
     groups = [group for group, _, _ in rule.group_bounds(ALL, *rule.prefix_bounds(prefix))]
     assert groups == ([rule.group(prefix)] if size >= LENGTH else list(ALL))
@@ -55,7 +58,7 @@ def test_a_prefix_that_is_long_enough_is_looked_for_in_one_key_group(prefix: Any
 
 @given(keys=st.lists(BYTES, min_size=3, max_size=3) | st.lists(TEXTS, min_size=3, max_size=3))
 def test_no_key_of_a_range_lies_elsewhere(keys: list[Any]) -> None:
-    """Whatever lies between two bounds, or above the lower one, is in a key group that is looked into."""
+    """Every key between two bounds, or above the lower one, is in a key group that is searched."""
     start, key, end = sorted(keys)
     rule = RULES[type(key)]
     for behind in (None, *([end] if key < end else [])):
@@ -66,7 +69,7 @@ def test_no_key_of_a_range_lies_elsewhere(keys: list[Any]) -> None:
 
 @pytest.mark.parametrize(("prefix", "looks"), [(b"use", 1), (b"user-1/", 1), (b"us", len(ALL))])
 def test_rocksdb_seeks_once(tmp_path: Path, prefix: bytes, looks: int) -> None:
-    """In the key group of the prefix, where it seeks in every one for a shorter prefix."""
+    """RocksDB seeks once, in the prefix's key group. For a shorter prefix it seeks in every one."""
     home, rule = StateDirectory(tmp_path, "log", "table"), RULES[bytes]
     backend = RocksdbStore(home, rule, ValueRule(OPAQUE), TableSettings())
     wanted = [prefix + b"%d" % number for number in range(10)]

@@ -1,4 +1,4 @@
-"""A local directory that is ahead of its ledger, or was built on other records: a proof of loss, told and kept."""
+"""A local directory ahead of its ledger, or built on other records, is a proof of loss: reported and retained."""
 
 import json
 from collections.abc import Callable
@@ -34,7 +34,7 @@ pytestmark = pytest.mark.usefixtures("at_once")
 
 @pytest.fixture
 def rig() -> TwinRig:
-    """A log's two places, in memory."""
+    """Return the Kafka and the store of a log, in memory."""
     return twin_rig("log")
 
 
@@ -45,13 +45,13 @@ def _ends(rig: TwinRig) -> dict[tuple[str, int], int]:
 
 
 def _go_back(rig: TwinRig, ends: dict[tuple[str, int], int]) -> None:
-    """The brokers' backup is put back: both topics end where they did."""
+    """Restore the brokers' backup: both topics end where they did."""
     for (name, partition), end in ends.items():
         rig.cluster.lose_tail(name, partition, end)
 
 
 def _written(rig: TwinRig, tables: TableRig) -> None:
-    """Five commits are acknowledged, the brokers' backup is taken behind the second, and put back behind the fifth."""
+    """Acknowledge five commits, and restore the brokers' backup from behind the second."""
     ends: dict[tuple[str, int], int] = {}
     with tables.open() as table:
         for n in range(1, 6):
@@ -63,7 +63,7 @@ def _written(rig: TwinRig, tables: TableRig) -> None:
 
 
 def _age(rig: TwinRig, position: int) -> None:
-    """Kafka deletes the ledger's records below a position by their age, whoever holds them."""
+    """Let Kafka delete the ledger's records below a position by their age, whatever holds them."""
     log = rig.cluster.log("log.ledger", 0)
     assert log.start < position
     MemoryKafka(cluster=rig.cluster).delete_records("log.ledger", {0: position})
@@ -71,7 +71,7 @@ def _age(rig: TwinRig, position: int) -> None:
 
 
 def _elsewhere(rig: TwinRig, commits: int) -> None:
-    """Somebody without a directory opens the table, and commits."""
+    """Open the table without a directory, and commit."""
     with TableRig(rig, None).open() as table:
         for n in range(commits):
             table[b"other"] = b"%d" % n
@@ -79,7 +79,7 @@ def _elsewhere(rig: TwinRig, commits: int) -> None:
 
 
 def _kept_as_lost(table: Table[bytes, bytes]) -> Path:
-    """The database that was there; it was set aside, under a name that nothing deletes."""
+    """Return the path of the former database, which was quarantined under a name that nothing deletes."""
     aside = table.opening.set_aside
     assert aside is not None
     assert aside.name.startswith("lost-")
@@ -87,7 +87,7 @@ def _kept_as_lost(table: Table[bytes, bytes]) -> Path:
 
 
 def _truncate_past(rig: TwinRig, tables: TableRig, scratch: Path, position: int, *, commits: int) -> None:
-    """Others commit, and rounds truncate the ledger above a position."""
+    """Let other tables commit, and rounds truncate the ledger above a position."""
     for _ in range(3):
         _elsewhere(rig, commits)
         tables.roll_up(scratch)
@@ -96,7 +96,7 @@ def _truncate_past(rig: TwinRig, tables: TableRig, scratch: Path, position: int,
 
 
 def _open_in_place_of_what_is_lost(tables: TableRig) -> None:
-    """What is there is kept as lost, once."""
+    """Open, and check that the directory is retained as lost, once."""
     with told("a loss was accepted since"), tables.open() as table:
         _kept_as_lost(table)
     with tables.open() as table:
@@ -104,7 +104,7 @@ def _open_in_place_of_what_is_lost(tables: TableRig) -> None:
 
 
 def _quiet(_: TwinRig) -> None:
-    """Nobody writes before the directory is opened."""
+    """Write nothing before the directory is opened."""
 
 
 def _regrown(rig: TwinRig) -> None:
@@ -116,8 +116,9 @@ def _regrown(rig: TwinRig) -> None:
 def test_it_is_told_and_kept(
     rig: TwinRig, tmp_path: Path, grow: Callable[[TwinRig], None], error: type[DataLoss], loading: Loading
 ) -> None:
-    """As often as it is opened, before anything is appended; nothing of it is changed. Once a person has moved it away,
-    the table goes on.
+    """A proof of loss is an error at every opening, before an append, and stays unchanged.
+
+    Once a person has moved the directory away, the table opens.
     """
     tables = TableRig(rig, tmp_path / "local", loading)
     _written(rig, tables)
@@ -157,7 +158,7 @@ def test_one_that_would_be_rebuilt_anyway(
     commits: int,
     error: type[DataLoss],
 ) -> None:
-    """Of another share of the log, or an older value schema: its place is compared all the same."""
+    """A directory is compared even if it would be rebuilt, for another share or an older value schema."""
     tables = TableRig(rig, tmp_path / "local")
     with tables.open(**shape) as table:
         ends = _ends(rig)
@@ -177,7 +178,7 @@ def test_one_that_would_be_rebuilt_anyway(
 
 @pytest.mark.parametrize(("grow", "error"), [(_quiet, BeyondEnd), (_regrown, AnchorMismatch)])
 def test_a_standbys(rig: TwinRig, tmp_path: Path, grow: Callable[[TwinRig], None], error: type[DataLoss]) -> None:
-    """Is a proof as well."""
+    """The directory of a standby is a proof as well."""
     tables = TableRig(rig, tmp_path / "local")
     _elsewhere(rig, 1)
     ends = _ends(rig)
@@ -193,7 +194,7 @@ def test_a_standbys(rig: TwinRig, tmp_path: Path, grow: Callable[[TwinRig], None
 
 
 def test_truncated_right_up_to_its_place(rig: TwinRig, tmp_path: Path) -> None:
-    """The snapshot that was truncated to knows the record below."""
+    """After a truncation right up to the directory's position, the snapshot there knows the record below."""
     tables = TableRig(rig, tmp_path / "local")
     _written(rig, tables)
     place = 7
@@ -212,7 +213,7 @@ def test_truncated_right_up_to_its_place(rig: TwinRig, tmp_path: Path) -> None:
 
 
 def test_a_last_commit_that_was_settled(tmp_path: Path) -> None:
-    """Its directory knows the record below its place all the same."""
+    """A directory whose last commit was resolved by an Open knows the record below its position, too."""
     faults = Unanswered()
     rig = twin_rig("log", cluster=MemoryCluster(faults=faults))
     tables = TableRig(rig, tmp_path / "local")
@@ -231,7 +232,7 @@ def test_a_last_commit_that_was_settled(tmp_path: Path) -> None:
 
 
 def test_once_it_is_accepted(rig: TwinRig, tmp_path: Path) -> None:
-    """It is set aside where nothing deletes it, however many directories are set aside later."""
+    """An accepted proof is quarantined where nothing deletes it, however many directories are quarantined later."""
     tables = TableRig(rig, tmp_path / "local")
     _written(rig, tables)
     with rig.open() as log:
@@ -251,8 +252,9 @@ def test_once_it_is_accepted(rig: TwinRig, tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("busy_ledger")
 def test_a_loss_that_is_accepted_while_it_is_open(rig: TwinRig, tmp_path: Path) -> None:
-    """What was lost is in it, however much it commits behind the acceptance: the next life sets it aside, and
-    nothing deletes it.
+    """A table that was open while a loss was accepted holds lost changes, so its directory is quarantined.
+
+    Nothing deletes it.
     """
     tables = TableRig(rig, tmp_path / "local")
     with tables.open() as table, rig.open() as log:
@@ -268,7 +270,10 @@ def test_a_loss_that_is_accepted_while_it_is_open(rig: TwinRig, tmp_path: Path) 
 
 
 def test_accepted_and_truncated_past_it(rig: TwinRig, tmp_path: Path) -> None:
-    """It proves nothing any more, and may hold what was lost all the same."""
+    """After an acceptance and a truncation past it, a directory proves nothing, but may hold lost changes.
+
+    It is quarantined.
+    """
     tables = TableRig(rig, tmp_path / "local")
     _written(rig, tables)
     with rig.open() as log:
@@ -279,8 +284,10 @@ def test_accepted_and_truncated_past_it(rig: TwinRig, tmp_path: Path) -> None:
 
 
 def test_accepted_below_its_place_and_truncated_past_it(rig: TwinRig, tmp_path: Path) -> None:
-    """The brokers' backup is older than the newest snapshot, and that is older than the directory, which alone has what
-    was committed behind it: the Restart lies below its place, and what it knows of Restarts tells.
+    """A Restart below the directory's position is noticed by the Restarts that the directory knows.
+
+    The brokers' backup is older than the newest snapshot, and that is older than the directory, which alone has the
+    commits behind it.
     """
     tables = TableRig(rig, tmp_path / "local")
     with tables.open() as table:
@@ -301,7 +308,7 @@ def test_accepted_below_its_place_and_truncated_past_it(rig: TwinRig, tmp_path: 
 
 @pytest.mark.parametrize(("restarted", "may_have_lost"), [(-1, False), (5, False), (6, True), (9, True)])
 def test_a_place_of_an_older_version(restarted: int, may_have_lost: bool) -> None:
-    """Did not note the Restarts that it knew: one right below it, or above, is taken for a new one."""
+    """A position of an older version does not record known Restarts. One right below it, or above, counts as new."""
     noted = json.loads(place_to_json(StatePlace(Place(7, LastRecord(6, 1)), 2)))
     del noted["restarted"]
     older = place_from_json(json.dumps(noted).encode())
@@ -311,8 +318,10 @@ def test_a_place_of_an_older_version(restarted: int, may_have_lost: bool) -> Non
 
 
 def test_accepted_while_its_owner_went_on(rig: TwinRig, tmp_path: Path) -> None:
-    """Its owner was fenced by an Open that the ledger lost, and a snapshot knows: what it committed then is given up,
-    though the record below its place is there, above the snapshot's position.
+    """Commits of an owner that the lost part of the ledger had fenced are quarantined after an acceptance.
+
+    A snapshot knows the fencing Open. The record below the directory's position is there, above the snapshot's
+    position.
     """
     tables = TableRig(rig, tmp_path / "local")
     with tables.open() as table:
@@ -335,7 +344,7 @@ def test_accepted_while_its_owner_went_on(rig: TwinRig, tmp_path: Path) -> None:
 
 
 def test_of_topics_that_are_gone(tmp_path: Path) -> None:
-    """Release 0.1 moved the log to new ones: what the old ones held behind the newest snapshot is here alone."""
+    """A directory of topics that release 0.1 replaced is retained: it alone has their last commits."""
     twin = made(tmp_path)
     tables = TableRig(twin_rig("log", cluster=twin.cluster, disk=twin.disk), tmp_path / "local")
     shape = {"partitions": twin.partitions, "key_groups": 8}
@@ -352,9 +361,7 @@ def test_of_topics_that_are_gone(tmp_path: Path) -> None:
 @pytest.mark.parametrize("is_kept", [False, True])
 @pytest.mark.parametrize("is_promoted", [False, True])
 def test_a_standby_that_stood_still(rig: TwinRig, tmp_path: Path, is_promoted: bool, is_kept: bool) -> None:
-    """The ledger begins right at its place, with no record below it; but somebody accepted a loss meanwhile, so it may
-    have followed what was given up, and is made anew.
-    """
+    """A delayed standby at the ledger's beginning, with no record below, is re-created after an accepted loss."""
     tables = TableRig(rig, tmp_path / "local" if is_kept else None)
     _elsewhere(rig, 1)
     end = _ends(rig)["log.ledger", 0]
@@ -383,8 +390,9 @@ def test_a_standby_that_stood_still(rig: TwinRig, tmp_path: Path, is_promoted: b
 
 @pytest.mark.parametrize("is_promoted", [False, True])
 def test_a_standby_that_stood_still_over_a_loss(rig: TwinRig, tmp_path: Path, is_promoted: bool) -> None:
-    """Nobody has accepted it, and the ledger is truncated up to its place: the snapshot that is kept of that knows the
-    record below. A store that does not answer is asked again, and nothing is shown as the newest state.
+    """A delayed standby compares its position with the snapshot where a ledger with an unaccepted loss begins.
+
+    A store that does not answer is asked again, and nothing is presented as the newest state.
     """
     faults = list[Fault]()
     disk = MemoryDisk(lambda: 0.0)
@@ -420,7 +428,7 @@ def test_a_standby_that_stood_still_over_a_loss(rig: TwinRig, tmp_path: Path, is
 
 
 def test_what_a_standbys_lease_alone_holds(rig: TwinRig, tmp_path: Path) -> None:
-    """Has the record below its place, so that a loss shows there, though no snapshot of that place is kept."""
+    """A standby's lease that alone holds a position has the record below it, so a loss is noticed there."""
     tables = TableRig(rig, None)
     _elsewhere(rig, 2)
     ends = _ends(rig)

@@ -1,4 +1,4 @@
-"""What a backend on disk keeps of its last commits."""
+"""The last commits that a backend on disk retains in memory."""
 
 import tracemalloc
 
@@ -25,7 +25,7 @@ def _size(changes: dict[int, bytes | None]) -> int:
 def test_what_is_known_is_what_was_committed(
     commits: list[dict[int, bytes | None]], bytes_max: int, loads: set[int]
 ) -> None:
-    """Whatever is forgotten meanwhile; and never more than there is room for."""
+    """The retained changes are those of the last commits, whatever was dropped, and never exceed the room."""
     recent, state = RecentCommits(bytes_max), dict[int, bytes | None]()
     for number, changes in enumerate(commits):
         if number in loads:
@@ -39,7 +39,7 @@ def test_what_is_known_is_what_was_committed(
 
 
 def test_the_last_commits_are_known() -> None:
-    """At least half of what there is room for, however small the commits are."""
+    """At least half of the room is used, however small the commits are."""
     recent = RecentCommits(100 * EACH)
     for key in range(1_000):
         recent.take({key: b""}, 0)
@@ -48,7 +48,7 @@ def test_the_last_commits_are_known() -> None:
 
 
 def test_a_commit_that_is_larger_than_all_is_known_in_part() -> None:
-    """Its last changes; and nothing of the others, though an older commit had them."""
+    """A commit larger than the room is retained in part: its last changes, without older values of the others."""
     recent = RecentCommits(10 * EACH)
     recent.take({3: b"old", 99: b"old"}, 6)
     recent.take(dict.fromkeys(range(100), b""), 0)
@@ -56,7 +56,7 @@ def test_a_commit_that_is_larger_than_all_is_known_in_part() -> None:
 
 
 def test_typed_values_count_for_what_they_take() -> None:
-    """As objects, not as the bytes that they are in a file: about what Python says."""
+    """Typed values count as objects, about as Python does, and not as their bytes in a file."""
     tracemalloc.start()
     try:
         before, _ = tracemalloc.get_traced_memory()
@@ -71,7 +71,7 @@ def test_typed_values_count_for_what_they_take() -> None:
 
 
 def test_nothing_is_kept_if_so_wished() -> None:
-    """With `recent_bytes` 0."""
+    """With `recent_bytes` 0, nothing is retained."""
     recent = RecentCommits(TableSettings(recent_bytes=0).recent_bytes)
     recent.take({1: b""}, 0)
     assert recent.find(1) is UNKNOWN

@@ -1,6 +1,4 @@
-"""Tables on a snapshot whose store fails them, or whose snapshot goes, behind a commit or in the middle of a read; and
-those that are loaded while newer ones come.
-"""
+"""Tables on a snapshot whose store fails, or that is removed, behind a commit, during a read or while loading."""
 
 import os
 import signal
@@ -32,7 +30,7 @@ __all__ = ["directory", "either", "gate", "rolled"]
 
 
 class _Refusing:
-    """The faults of a store that refuses, once told so, to read runs."""
+    """Faults of a store that refuses to read runs on request."""
 
     error: StatelogError | None = None
 
@@ -55,7 +53,7 @@ def _forget_what_was_read(table: Table[Any, Any]) -> None:
 
 
 def test_a_load_that_is_refused(rolled: Rolled, directory: Path | None) -> None:
-    """It ends the table with the next commit, which is history by then: that is no refusal to go on behind."""
+    """A refused load ends the table at the next commit, which is history by then."""
     gate, refusing = Gate(), _Refusing()
     store = MemoryStore(rolled.rig.disk, "log", faults=refusing)
     environment = Environment(clock=lambda: rolled.now_s, crash=gate.crash)
@@ -75,7 +73,7 @@ def test_a_load_that_is_refused(rolled: Rolled, directory: Path | None) -> None:
 
 @pytest.mark.parametrize("error", [StoreRefused("403"), StoreUnavailable("away")])
 def test_a_commit_asks_no_store(rolled: Rolled, directory: Path | None, error: StatelogError) -> None:
-    """Not even where the keys were counted before, and what the commit changes only the snapshot knows."""
+    """A commit does not ask the store, even after a count, and for keys that only the snapshot has."""
     refusing = _Refusing()
     store = MemoryStore(rolled.rig.disk, "log", faults=refusing)
     with rolled.open(Loading.ON_DEMAND, directory, root=store) as table:
@@ -95,7 +93,7 @@ def test_a_commit_asks_no_store(rolled: Rolled, directory: Path | None, error: S
 
 @pytest.mark.parametrize("error", [StoreRefused("403"), StoreUnavailable("away")])
 def test_a_count_that_fails(rolled: Rolled, error: StatelogError, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Once another snapshot had to be taken, what was counted before counts no more: also not behind a failure."""
+    """A count is repeated once another snapshot was taken, also after a failure."""
     refusing, counted = _Refusing(), list[Any]()
     with rolled.open(Loading.ON_DEMAND, root=MemoryStore(rolled.rig.disk, "log", faults=refusing)) as table:
         assert len(table) == len(rolled.model)
@@ -118,7 +116,7 @@ def test_a_count_that_fails(rolled: Rolled, error: StatelogError, monkeypatch: p
 
 
 def test_a_scan_that_a_handler_ends(rolled: Rolled) -> None:
-    """Wherever a handler raises while the scan begins, nothing that is loaded waits for it for good."""
+    """A handler that raises at any line of a scan's beginning does not block later loads."""
 
     def end_it() -> None:
         raise TimeoutError
@@ -138,7 +136,7 @@ def test_a_scan_that_a_handler_ends(rolled: Rolled) -> None:
 
 
 class _LastLook(set[int]):
-    """What is missing; once its own thread has found a key group in it, all of it comes right behind."""
+    """A set of missing key groups. Once its own thread finds one in it, all key groups are loaded right behind."""
 
     def __init__(self, found: set[int], come: Callable[[], None]) -> None:
         super().__init__(found)
@@ -153,7 +151,7 @@ class _LastLook(set[int]):
 
 
 def test_all_comes_in_the_middle_of_a_read(rolled: Rolled, directory: Path | None) -> None:
-    """The snapshot was let go after the key group was found missing: the key is here by then."""
+    """A key is found even if its key group is loaded, and its snapshot released, after it was found missing."""
     gate = Gate()
     environment = Environment(clock=lambda: rolled.now_s, crash=gate.crash)
     with rolled.open(Loading.BEHIND, directory, environment=environment) as table:
@@ -171,9 +169,7 @@ def test_all_comes_in_the_middle_of_a_read(rolled: Rolled, directory: Path | Non
 
 
 def test_the_newest_snapshot_is_of_other_topics(rolled: Rolled, directory: Path | None) -> None:
-    """A person accepted that the table's topics were lost, and its snapshot is gone: it takes none of the new ones, and
-    tells so from then on.
-    """
+    """A table whose topics were accepted as lost takes no snapshot of the new ones, and raises from then on."""
     with rolled.open(Loading.ON_DEMAND, directory) as table:
         log = _inside(table)._base._log
         old = log.manifests.newest()
@@ -196,7 +192,7 @@ def test_the_newest_snapshot_is_of_other_topics(rolled: Rolled, directory: Path 
 
 
 class _Halting:
-    """The faults of a store in which, once told so, the next lease that is written waits."""
+    """Faults of a store in which the next lease waits on request."""
 
     def __init__(self) -> None:
         self.is_asked, self.has_begun, self.may_go_on = False, threading.Event(), threading.Event()
@@ -210,7 +206,7 @@ class _Halting:
 
 
 def test_an_end_while_the_lease_is_renewed(rolled: Rolled, directory: Path | None) -> None:
-    """It does not wait for the store, and no lease is left once that has answered."""
+    """Closing does not wait for a store that renews the lease, and no lease remains once the store has answered."""
     halting = _Halting()
     store = MemoryStore(rolled.rig.disk, "log", faults=halting)
     with rolled.open(Loading.ON_DEMAND, directory, root=store) as table:
@@ -224,7 +220,7 @@ def test_an_end_while_the_lease_is_renewed(rolled: Rolled, directory: Path | Non
 
 
 def test_an_end_that_is_interrupted(rolled: Rolled, directory: Path | None) -> None:
-    """Ctrl-C while it waits for rows that are being taken: no more are, and the lease goes."""
+    """Ctrl-C while closing waits for rows: no more are taken, and the lease is removed."""
     gate, is_held, may_go_on = Gate(), threading.Event(), threading.Event()
     environment = Environment(clock=lambda: rolled.now_s, crash=gate.crash)
     table = rolled.open(Loading.BEHIND, directory, environment=environment)
@@ -255,8 +251,9 @@ def test_an_end_that_is_interrupted(rolled: Rolled, directory: Path | None) -> N
 def test_behind_reads_one_snapshot_once(
     rolled: Rolled, either: Path | None, gate: Gate, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its lease holds it for as long as it is loaded, whatever is rolled up meanwhile: a newer one would be read from
-    its beginning, so a load that takes longer than a round would never end.
+    """A table that loads behind reads one snapshot, which its lease holds during newer rounds.
+
+    A newer one would be read from its beginning, so a load that takes longer than a round would never end.
     """
     read, whole = list[int](), RemoteSnapshot.tables
 

@@ -1,5 +1,6 @@
-"""Tables that open on a snapshot: what they read from its runs, what they load behind the loop's back, and what becomes
-of them when runs go, are damaged, or are rolled up further.
+"""Tables that open on a snapshot:
+
+reads from its runs, loading in the background, and runs that disappear or are damaged.
 """
 
 import threading
@@ -36,7 +37,7 @@ TTL_S = 30.0
 
 
 class Rolled:
-    """A log of three runs with row groups of three rows, and a tail: keys were put, deleted and put again in turns."""
+    """A log of three runs with row groups of three rows, and a tail. Keys were put, deleted and put again in turns."""
 
     def __init__(self, rig: TwinRig, scratch: Path) -> None:
         self.rig, self.scratch = rig, scratch
@@ -50,26 +51,26 @@ class Rolled:
 
     @staticmethod
     def value(i: int, stretch: int) -> bytes | None:
-        """Of a key in a stretch of the history."""
+        """Return the value of a key in a stretch of the history."""
         return None if (i + stretch) % 3 == 0 else b"%d-%d" % (i, stretch)
 
     def write(self, changes: dict[bytes, bytes | None]) -> None:
-        """Commit as the owner, in a life of its own."""
+        """Commit as the owner, in another incarnation."""
         with self.plain.open() as table:
             self.put(table, changes)
             table.commit()
 
     def put(self, table: Table[Any, Any], changes: dict[bytes, bytes | None]) -> None:
-        """To a table, and to the model."""
+        """Put changes to a table and to the model."""
         put_all(table, changes.items())
         apply_all(self.model, changes.items())
 
     def roll_up(self) -> None:
-        """One more snapshot; those before the last two go."""
+        """Make one more snapshot. Only the last two remain."""
         self.plain.roll_up(self.scratch)
 
     def open(self, loading: Loading, directory: Path | None = None, **options: Any) -> Table[Any, Any]:
-        """A life on the snapshot."""
+        """Open the table on the snapshot."""
         settings = TableSettings(
             loading=loading, recovery=RecoverySettings(holder="table", lease_ttl_s=TTL_S), remote_cache_bytes=1 << 14
         )
@@ -77,7 +78,7 @@ class Rolled:
         return TableRig(self.rig, directory).open(settings=settings, environment=environment, **options)
 
     def check(self, table: Table[Any, Any]) -> None:
-        """It shows the model, however it is asked."""
+        """Check that every way of reading shows the model."""
         assert content(table) == self.model
         assert {key: table.get(key) for key in KEYS} == {key: self.model.get(key) for key in KEYS}
         assert len(table) == len(self.model)
@@ -92,55 +93,55 @@ class Rolled:
 
 @pytest.fixture
 def rolled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Rolled:
-    """The log of these tests."""
+    """Return the log of these tests."""
     monkeypatch.setitem(cast("dict[str, Any]", RunWriter.__init__.__kwdefaults__), "target_rows", 3)
     return Rolled(twin_rig("log"), tmp_path)
 
 
 @pytest.fixture(params=["dict", "rocksdb"])
 def directory(request: pytest.FixtureRequest, tmp_path: Path) -> Path | None:
-    """Where the state is kept, or None for a dict."""
+    """Return the directory of the state, or None for a dict."""
     return tmp_path / "local" if request.param == "rocksdb" else None
 
 
 @pytest.fixture(params=["dict", pytest.param("rocksdb", marks=pytest.mark.soak)])
 def either(request: pytest.FixtureRequest, tmp_path: Path) -> Path | None:
-    """As `directory`, for what hardly depends on it."""
+    """Return the directory as `directory` does, for tests that hardly depend on it."""
     return tmp_path / "local" if request.param == "rocksdb" else None
 
 
 class Gate:
-    """Lets the loading thread pass a key group at a time."""
+    """A gate that lets the loading thread pass a key group at a time."""
 
     def __init__(self) -> None:
         self._steps = threading.Semaphore(0)
         self.is_open = False
 
     def crash(self, point: str) -> None:
-        """The crash point of a environment."""
+        """Wait at the crash point of an environment."""
         if point == "group-loaded" and not self.is_open:
             assert self._steps.acquire(timeout=30)
 
     def step(self) -> None:
-        """One more key group."""
+        """Let one more key group pass."""
         self._steps.release()
 
     def open(self) -> None:
-        """All of them."""
+        """Let all of them pass."""
         self.is_open = True
         self._steps.release(1_000)
 
 
 @pytest.fixture
 def gate() -> Iterator[Gate]:
-    """Open at the end, so that no thread is left."""
+    """Return a gate that is opened at the end, so that no thread is left."""
     made = Gate()
     yield made
     made.open()
 
 
 def test_on_demand_shows_all_and_loads_nothing(rolled: Rolled, directory: Path | None) -> None:
-    """By key, by range, whole and counted; changes and deletes of what is not local come back in the next life, too."""
+    """A table on demand reads by key, by range, whole and counted, and loads nothing. Its changes survive a restart."""
     with rolled.open(Loading.ON_DEMAND, directory) as table:
         rolled.check(table)
         rolled.put(table, {KEYS[1]: b"new", KEYS[2]: None, b"other": b"x", KEYS[5]: None})
@@ -160,9 +161,7 @@ def test_on_demand_shows_all_and_loads_nothing(rolled: Rolled, directory: Path |
 
 
 def test_behind_loads_all_and_overwrites_nothing(rolled: Rolled, directory: Path | None, gate: Gate) -> None:
-    """Between any two key groups the table shows its own changes and deletes; in the end all is local, and no lease is
-    left, whether the loop goes on or idles.
-    """
+    """Loading behind the loop overwrites no change. In the end all is local without a lease, even in an idle loop."""
     environment = Environment(clock=lambda: rolled.now_s, crash=gate.crash)
     with rolled.open(Loading.BEHIND, directory, environment=environment) as table:
         for turn in range(8):
@@ -188,7 +187,7 @@ def test_behind_loads_all_and_overwrites_nothing(rolled: Rolled, directory: Path
 
 
 def test_a_log_without_a_snapshot_opens_as_every_other(directory: Path | None, tmp_path: Path) -> None:
-    """There is nothing to stand on: all is local at once."""
+    """A log without a snapshot is local at once."""
     tables = TableRig(twin_rig("log"), directory, Loading.ON_DEMAND)
     with tables.open() as table:
         table[b"k"] = b"v"
@@ -200,9 +199,7 @@ def test_a_log_without_a_snapshot_opens_as_every_other(directory: Path | None, t
 
 
 def test_the_base_moves_on(rolled: Rolled, either: Path | None) -> None:
-    """To the newest snapshot, with the lease: the one that it began with goes, and the log with it, while a read and a
-    commit now and then say that the table is alive.
-    """
+    """The base and its lease move to the newest snapshot, while the table is used now and then."""
     with rolled.open(Loading.ON_DEMAND, either) as table, rolled.rig.open() as log:
         first = list_leases(log.store)
         assert len(first) == 1
@@ -225,7 +222,7 @@ def test_the_base_moves_on(rolled: Rolled, either: Path | None) -> None:
 
 
 def test_runs_that_went_while_the_table_idled(rolled: Rolled, either: Path | None) -> None:
-    """Its lease ran out, and cleaning up took the runs: the next read goes on from another snapshot, and is right."""
+    """A table whose lease expired while it idled continues from another snapshot after its runs were removed."""
     with rolled.open(Loading.ON_DEMAND, either) as table:
         base = _runs(rolled)
         for turn in range(4):
@@ -240,7 +237,7 @@ def test_runs_that_went_while_the_table_idled(rolled: Rolled, either: Path | Non
 
 
 def test_a_newer_owner_and_then_no_snapshot(rolled: Rolled, either: Path | None) -> None:
-    """Once the runs of its own time are gone, the former owner is Fenced: never "not there", nor the other's value."""
+    """A former owner whose runs are removed is Fenced: it never misses a key or reads the new owner's value."""
     table = rolled.open(Loading.ON_DEMAND, either)
     base = _runs(rolled)
     for turn in range(4):
@@ -257,7 +254,7 @@ def test_a_newer_owner_and_then_no_snapshot(rolled: Rolled, either: Path | None)
 
 
 def _halved(faults: Unanswered, tmp_path: Path) -> TableRig:
-    """A log whose first half of partitions holds a 1 for each key, in a snapshot."""
+    """Return a log whose first half of partitions holds a 1 for each key, in a snapshot."""
     tables = TableRig(twin_rig("log", cluster=MemoryCluster(faults=faults)), None)
     with tables.open(owned=[0, 1], writer="mine") as table:
         table.update(dict.fromkeys(_halves()[0], b"1"))
@@ -267,7 +264,7 @@ def _halved(faults: Unanswered, tmp_path: Path) -> TableRig:
 
 
 def _others_go_on(tables: TableRig, key: bytes, tmp_path: Path) -> None:
-    """Until the snapshots of before are gone."""
+    """Let other writers commit until the earlier snapshots are removed."""
     for turn in range(4):
         with tables.open(owned=[2, 3], writer="theirs") as other, tables.rig.open() as log:
             other[key] = b"%d" % turn
@@ -277,7 +274,7 @@ def _others_go_on(tables: TableRig, key: bytes, tmp_path: Path) -> None:
 
 
 def test_a_commit_that_was_settled(tmp_path: Path) -> None:
-    """The Open that settled it is the table's own: snapshots behind it will do, while only others commit."""
+    """After an unknown outcome, the table's own Open is no other owner's, so later snapshots are usable."""
     faults = Unanswered()
     tables, (mine, theirs) = _halved(faults, tmp_path), _halves()
     with tables.open(owned=[0, 1], writer="mine", settings=TableSettings(loading=Loading.ON_DEMAND)) as table:
@@ -292,7 +289,7 @@ def test_a_commit_that_was_settled(tmp_path: Path) -> None:
 
 
 def test_a_commit_that_is_settled_while_snapshots_are_listed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nor is it another owner's to a look that began before it."""
+    """A check that began before the table's own resolving Open does not take it for another owner's."""
     faults, listed = Unanswered(), Snapshots.listed
     tables, (mine, theirs) = _halved(faults, tmp_path), _halves()
 
@@ -311,7 +308,7 @@ def test_a_commit_that_is_settled_while_snapshots_are_listed(tmp_path: Path, mon
 
 
 def test_what_loads_right_behind_a_settled_commit(tmp_path: Path) -> None:
-    """Before the state has that commit, too: what is loaded meanwhile is not taken for another owner's."""
+    """Rows loaded right behind a resolved commit, before the state has it, are not taken for another owner's."""
     faults, rows = Unanswered(), list[int]()
     tables, (mine, theirs) = _halved(faults, tmp_path), _halves()
 
@@ -333,7 +330,7 @@ def test_what_loads_right_behind_a_settled_commit(tmp_path: Path) -> None:
 
 
 def test_others_have_a_newer_value_schema(tmp_path: Path) -> None:
-    """One whose values the own does not read: it stays on a snapshot that it can read, which its lease holds."""
+    """A table that cannot read the others' newer value schema stays on an older snapshot, which its lease holds."""
     mine, theirs = _halves()
     tables, now_s = TableRig(twin_rig("log"), None), 0.0
     schema = '{"type": "record", "name": "V", "fields": [{"name": "a", "type": "%s"}]}'
@@ -360,7 +357,7 @@ def test_others_have_a_newer_value_schema(tmp_path: Path) -> None:
 
 
 def test_a_damaged_run_that_was_merged(rolled: Rolled, either: Path | None) -> None:
-    """Costs a line in the log: a newer snapshot has its rows in another run, and the table goes on from there."""
+    """A damaged run that a newer snapshot has merged costs a log line, and the table continues from there."""
     with rolled.open(Loading.ON_DEMAND, either) as table, rolled.rig.open() as log:
         base = _runs(rolled)
         for turn in range(4):
@@ -380,7 +377,7 @@ def test_a_damaged_run_that_was_merged(rolled: Rolled, either: Path | None) -> N
 
 
 def test_a_damaged_run(rolled: Rolled, either: Path | None) -> None:
-    """Where no snapshot is without it, it is the error of every read that needs it, and of the next commit."""
+    """A damaged run that all snapshots have is the error of every read that needs it, and of the next commit."""
     table = rolled.open(Loading.ON_DEMAND, either)
     for path in _runs(rolled):
         rolled.rig.disk.flip_byte(f"log/{path}", 8)
@@ -395,9 +392,7 @@ def test_a_damaged_run(rolled: Rolled, either: Path | None) -> None:
 
 
 def test_which_snapshots_will_do(rolled: Rolled) -> None:
-    """None older than the local changes, none that another owner's or a loss's history is in, none with a run that
-    cannot be read; and one that is ahead of the table's own place is told apart.
-    """
+    """A snapshot is unusable if older than the local changes, of another owner's or a loss's history, or unreadable."""
     with rolled.rig.open() as log:
         manifest = log.manifests.read(log.manifests.numbers()[-1])
     (row,) = manifest.state.writers
@@ -425,7 +420,7 @@ def test_which_snapshots_will_do(rolled: Rolled) -> None:
 
 
 def _halves() -> list[list[bytes]]:
-    """The keys of the first two partitions, and those of the other two."""
+    """Return the keys of the first two partitions, and those of the other two."""
     owner = {key: partition_of(key_group_of(key, "bytes", 16), 4, 16) // 2 for key in KEYS}
     return [[key for key in KEYS if owner[key] == half] for half in (0, 1)]
 
@@ -442,13 +437,13 @@ def _roll_up_unheld(rolled: Rolled) -> None:
 
 
 def _drop_leases(log: Log) -> None:
-    """As if they had run out."""
+    """Remove the leases, as if they had expired."""
     for lease in list_leases(log.store):
         log.store.delete(lease.path)
 
 
 class _Watched(threading.Condition):
-    """A lock that says when the thread of the test asks for it."""
+    """A lock that signals when the thread of the test requests it."""
 
     asked: "Callable[[], None]" = staticmethod(lambda: None)
 
@@ -461,9 +456,7 @@ class _Watched(threading.Condition):
 def test_no_commit_comes_into_the_middle_of_a_load(
     rolled: Rolled, directory: Path | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The loading thread has asked which rows no commit has replaced, and not yet taken them: a commit that replaces
-    them waits. The thread goes on once the commit waits for the lock, or, if there is none, once it is applied.
-    """
+    """A commit that replaces rows waits while the loading thread takes them, and is applied before or after."""
     is_asked, is_between = threading.Event(), threading.Event()
     loading = list[threading.Thread]()
     monkeypatch.setattr(_Watched, "asked", staticmethod(lambda: is_asked.set() if is_between.is_set() else None))

@@ -1,4 +1,4 @@
-"""What a table's reads cost in RocksDB, in bytes that are read from its files."""
+"""The cost of a table's reads in RocksDB, in bytes read from its files."""
 
 from pathlib import Path
 
@@ -37,7 +37,7 @@ RULE = KeyRule(
 
 
 def _one_large_file(database: Path, scratch: Path) -> None:
-    """As compaction makes them: its filter has 625 kB."""
+    """Make one large file, as compaction does: its filter has 625 kB."""
     blocks, options = rocksdict.BlockBasedOptions(), rocksdict.Options(raw_mode=True)
     blocks.set_bloom_filter(10, False)
     options.set_block_based_table_factory(blocks)
@@ -51,13 +51,13 @@ def _one_large_file(database: Path, scratch: Path) -> None:
 
 
 def _bytes_read() -> int:
-    """By this process, from files and all else, whether they were in the kernel's memory or not."""
+    """Return the bytes that this process has read, from files and others, cached by the kernel or not."""
     lines = Path("/proc/self/io").read_text("ascii").splitlines()
     return next(int(line.split()[1]) for line in lines if line.startswith("rchar"))
 
 
 def test_the_filter_of_a_large_file_stays_in_the_cache(tmp_path: Path) -> None:
-    """A cache of many shards has no room for it, and every get would read it from the file once more."""
+    """The filter of a large file stays in the cache. With many shards, every get would read it from the file."""
     home = StateDirectory(tmp_path, "log", "table")
     _one_large_file(home.database, tmp_path / "large.sst")
     backend = RocksdbStore(home, RULE, ValueRule(OPAQUE), TableSettings(cache_bytes=4 << 20))
@@ -72,7 +72,10 @@ def test_the_filter_of_a_large_file_stays_in_the_cache(tmp_path: Path) -> None:
 
 
 def test_what_was_committed_last_is_read_back_without_the_database(tmp_path: Path) -> None:
-    """Deletes, too; a load of what others committed is read from the database again."""
+    """Own recent commits, deletes included, are read from memory.
+
+    A load of other commits is read from the database again.
+    """
     home = StateDirectory(tmp_path, "log", "table")
     backend = RocksdbStore(home, RULE, ValueRule(OPAQUE), TableSettings())
     backend.apply({b"put": b"1", b"gone": None}, StatePlace(Place(1)))

@@ -1,6 +1,4 @@
-"""Row groups that are read on demand: searched as a plain list would be, chosen by bounds that may be cut short, and
-held within a bound of bytes.
-"""
+"""Row groups read on demand are searched like a list, chosen by possibly cut bounds, and cached within a limit."""
 
 from typing import Any
 
@@ -29,7 +27,7 @@ def _row_group(rows: dict[tuple[int, Any], bytes | None], kind: pa.DataType) -> 
 @settings(max_examples=30, deadline=None)
 @given(data=st.data())
 def test_a_search_finds_what_is_there(kind: str, data: st.DataObject) -> None:
-    """By key and between two keys, in every key group and in one that has no rows, deletes told apart from puts."""
+    """A search finds rows by key and between two keys, with deletes, in every key group, also an empty one."""
     arrow, keys = KINDS[kind]
     places = st.tuples(st.sampled_from([1, 2, 5]), keys)
     rows = data.draw(st.dictionaries(places, st.none() | st.binary(max_size=2), min_size=1, max_size=12))
@@ -54,7 +52,7 @@ def test_a_search_finds_what_is_there(kind: str, data: st.DataObject) -> None:
 def test_bounds_that_were_cut_short_leave_nothing_out(
     keys: list[bytes], key: bytes, length: int, end: bytes | None
 ) -> None:
-    """Whether the greatest key was cut off or not: what is there is looked for. No bounds prove nothing."""
+    """Truncated bounds exclude no present key, and missing bounds exclude nothing."""
     least, greatest = min(keys), max(keys)
     for bounds in (KeyBounds(least, greatest), KeyBounds(least[:length], greatest[:length]), None):
         for held in keys:
@@ -71,7 +69,7 @@ def test_bounds_that_were_cut_short_leave_nothing_out(
 
 
 def test_the_cache_keeps_its_bound() -> None:
-    """However much is put: the last ones used stay, and what is too large never comes in."""
+    """The cache retains the last used row groups within its limit, and never one that is too large."""
     made = [_row_group({(1, b"k%03d" % i): bytes(100) for i in range(n)}, pa.binary()) for n in (10, 10, 10, 60)]
     cache = RowGroupCache(most_bytes=2 * made[0].size_bytes + 1)
     cache.put("a", 0, made[0])

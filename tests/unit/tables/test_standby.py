@@ -1,4 +1,4 @@
-"""A standby in trouble: what it is made anew for, what it bears, what ends it, and how a promotion fails."""
+"""A standby in trouble: its re-creation, tolerated failures, fatal ones, and failing promotions."""
 
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -40,12 +40,12 @@ UNHELD = TableSettings(recovery=RecoverySettings(holder="standby", lease=False, 
 
 @pytest.fixture(params=["dict", "rocksdb"])
 def tables(request: pytest.FixtureRequest, tmp_path: Path) -> TableRig:
-    """Each backend in turn, in memory."""
+    """Return tables with each backend in turn, in memory."""
     return TableRig(twin_rig("log"), tmp_path / "local" if request.param == "rocksdb" else None)
 
 
 class _Away(MemoryKafka):
-    """A view of the cluster that is away when told so. `producers`: how many more it makes."""
+    """A view of a cluster that is away on request. `producers`: how many more it makes."""
 
     is_away = False
     producers = 1_000
@@ -53,12 +53,12 @@ class _Away(MemoryKafka):
     def offsets(
         self, topic: str, partitions: Sequence[int], *, at_least: Mapping[int, int] | None = None
     ) -> dict[int, OffsetRange]:
-        """As the twin, unless it is away."""
+        """Return the twin's offsets, unless the cluster is away."""
         self._check()
         return super().offsets(topic, partitions, at_least=at_least)
 
     def producer(self) -> MemoryProducer:
-        """As the twin, as often as it may be asked."""
+        """Return the twin's producer, as often as allowed."""
         self._check()
         self.producers -= 1
         if self.producers < 0:
@@ -83,7 +83,7 @@ def _filled(tables: TableRig, **options: Any) -> Table[Any, Any]:
 
 
 def _truncate(tables: TableRig, tmp_path: Path, table: Table[Any, Any]) -> None:
-    """Commits and rounds, until the log does not reach back to where it was."""
+    """Commit and run rounds until the log no longer reaches back to the standby's position."""
     for i in range(4):
         table[b"k0"] = b"round %d" % i
         table.commit({"n": 10 + i})
@@ -97,17 +97,17 @@ def _check_all(standby: Standby[Any, Any] | Table[Any, Any], table: Table[Any, A
 
 
 def _await_no_lease(tables: TableRig) -> None:
-    """Its lease is removed behind a promotion's back."""
+    """Remove the lease behind a promotion's back."""
     with tables.rig.open() as log:
         wait_for(lambda: not list(log.store.list("leases/")))
 
 
-# ---- made anew
+# ---- re-creation
 
 
 @pytest.mark.parametrize("when", ["refresh", "promote"])
 def test_truncated_past_it(tables: TableRig, tmp_path: Path, when: str) -> None:
-    """Without a lease the log goes on without it: it is made anew, loudly, as it follows and as it is promoted."""
+    """A standby whose position was truncated is re-created with a warning, on refresh and on promotion."""
     with _filled(tables) as table, tables.standby(settings=UNHELD) as standby:
         _truncate(tables, tmp_path, table)
         with told("is rebuilt"):
@@ -126,7 +126,7 @@ def test_truncated_past_it(tables: TableRig, tmp_path: Path, when: str) -> None:
 
 
 def test_a_state_that_nobody_wants_any_more(tables: TableRig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Closed while it makes its state anew, which may take hours, it soon ends, and leaves its directory as it was."""
+    """A close soon ends a re-creation, which may take hours, and leaves the old directory."""
     kafka, begun, goes_on = _away(tables), threading.Event(), threading.Event()
     points, threads = list[str](), list[threading.Thread]()
 
@@ -157,7 +157,7 @@ def test_a_state_that_nobody_wants_any_more(tables: TableRig, tmp_path: Path, mo
 
 
 def test_its_lease_holds_the_log(tables: TableRig, tmp_path: Path) -> None:
-    """With one the log waits for a standby that is behind, and is let go once it has passed, and when it is closed."""
+    """The lease of a standby that is behind holds the log, and is released once it has passed and when it is closed."""
     with _filled(tables) as table, tables.standby() as standby:
         _truncate(tables, tmp_path, table)
         assert standby.refresh()
@@ -171,7 +171,7 @@ def test_its_lease_holds_the_log(tables: TableRig, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("is_written", [True, False], ids=["written", "only-made"])
 def test_a_newer_value_schema(tables: TableRig, is_written: bool) -> None:
-    """Values of a newer schema lose no field: the state is made anew in it, at the latest when it is promoted."""
+    """A standby is re-created in a newer value schema, at the latest when it is promoted, so no field is lost."""
     with tables.open(value_schema=SCHEMA % "") as table:
         table[b"k"] = {"a": 1}
         table.commit({"n": 1})
@@ -203,7 +203,7 @@ def test_a_newer_value_schema(tables: TableRig, is_written: bool) -> None:
 
 @pytest.mark.usefixtures("busy_ledger")
 def test_an_accepted_loss(tables: TableRig) -> None:
-    """What a person gave up may be in it: it is made anew, as everybody else sees the log now."""
+    """A standby is re-created after an accepted loss, which it may hold."""
     with _filled(tables) as table, tables.standby() as standby:
         with tables.rig.open() as log:
             accept_data_loss(log, [LossRange(0, 0, 1)], reason="test", operator="me")
@@ -214,11 +214,11 @@ def test_an_accepted_loss(tables: TableRig) -> None:
         assert aside is None or aside.name.startswith("lost-")
 
 
-# ---- what it bears, and what ends it
+# ---- tolerated and fatal failures
 
 
 def test_a_broker_that_is_away(tables: TableRig) -> None:
-    """For a while its state ages, and is served; after the stall time every read says so, and so does a promotion."""
+    """A standby serves its ageing state while the broker is away. After the stall time, reads and promotions raise."""
     kafka, now_s = _away(tables), [0.0]
     with _filled(tables) as table:
         standby = tables.standby(kafka=kafka, environment=Environment(clock=lambda: now_s[0]))
@@ -251,7 +251,7 @@ def test_a_broker_that_is_away(tables: TableRig) -> None:
 
 
 def test_its_thread_fails(tables: TableRig) -> None:
-    """What the thread met is what every read says, as often as it is asked; the process goes on."""
+    """An error of the standby's thread is raised by every read, and the process continues."""
     kafka, over = _away(tables), threading.Event()
     with _filled(tables) as table:
 
@@ -274,7 +274,7 @@ def test_its_thread_fails(tables: TableRig) -> None:
 
 
 def test_a_part_of_a_commit_is_never_served(tables: TableRig) -> None:
-    """If the backend breaks in the middle of one, nothing is read any more; a directory is right in the next life."""
+    """A backend that breaks in the middle of a commit is not read any more. Its directory is right after a restart."""
     with _filled(tables) as table:
 
         def crash(step: str) -> None:
@@ -294,11 +294,11 @@ def test_a_part_of_a_commit_is_never_served(tables: TableRig) -> None:
             assert another.opening.set_aside is None
 
 
-# ---- promotions that fail
+# ---- failing promotions
 
 
 def test_before_the_open(tables: TableRig) -> None:
-    """If the owner's Open cannot be sent, the owner owns on, and the standby goes on, and may be promoted later."""
+    """If the Open of a promotion cannot be sent, the owner and the standby continue. A later promotion is possible."""
     kafka = _away(tables)
     kafka.producers = 0
     with _filled(tables) as table, tables.standby(kafka=kafka) as standby:
@@ -318,7 +318,7 @@ def test_before_the_open(tables: TableRig) -> None:
 
 @pytest.mark.parametrize("step", ["promoting", "asked", "read", "loaded", "followed", "promoted"])
 def test_behind_the_open(tables: TableRig, step: str) -> None:
-    """The standby is closed and the error raised; nothing stays open, and the next table has all that was committed."""
+    """A promotion that fails behind its Open closes the standby and raises. The next table has every commit."""
     failing: list[str] = []
 
     def crash(passed: str) -> None:
@@ -342,7 +342,7 @@ def test_behind_the_open(tables: TableRig, step: str) -> None:
 
 @pytest.mark.timeout(60)
 def test_a_scan_does_not_hold_a_promotion_up(tables: TableRig) -> None:
-    """One that is under way is broken off, and one that begins behind the Open does not begin: nobody waits for it."""
+    """A promotion interrupts running scans and refuses new ones behind its Open, so it waits for none."""
     scans: list[Iterator[Any]] = []
 
     def crash(passed: str) -> None:
@@ -364,7 +364,7 @@ def test_a_scan_does_not_hold_a_promotion_up(tables: TableRig) -> None:
 
 
 class _Counted(_Away):
-    """Keeps the producers that it made. `operations` are the rights on the topics."""
+    """A Kafka that records its producers. `operations` are the rights on the topics."""
 
     def __init__(self, tables: TableRig) -> None:
         assert isinstance(tables.rig, TwinRig)
@@ -373,22 +373,22 @@ class _Counted(_Away):
         self.made: list[MemoryProducer] = []
 
     def producer(self) -> MemoryProducer:
-        """As the twin's."""
+        """Record the twin's producer."""
         self.made.append(super().producer())
         return self.made[-1]
 
     def describe_topic(self, topic: str) -> TopicDescription | None:
-        """As the twin, with the rights."""
+        """Return the twin's topic, with the rights."""
         found = super().describe_topic(topic)
         return None if found is None else replace(found, operations=self.operations)
 
     def open_ones(self) -> int:
-        """How many are not closed."""
+        """Return how many producers are not closed."""
         return sum(one.is_sound for one in self.made)
 
 
 def test_a_producer_is_made_ahead(tables: TableRig) -> None:
-    """A standby has one client ready, a promotion opens through it and makes none, and a close releases it."""
+    """A standby has one producer ready. A promotion opens through it and makes none, and a close releases it."""
     kafka = _Counted(tables)
     with _filled(tables) as table:
         with tables.standby(kafka=kafka) as standby:
@@ -405,7 +405,7 @@ def test_a_producer_is_made_ahead(tables: TableRig) -> None:
 
 
 def test_no_producer_without_the_right_to_write(tables: TableRig) -> None:
-    """Its client would complain. A standby needs the rights of a reader, and those of a writer once it is promoted."""
+    """A standby needs only a reader's rights, and makes no producer without those of a writer."""
     kafka = _Counted(tables)
     rights, kafka.operations = kafka.operations, kafka.operations - {"WRITE"}
     with _filled(tables) as table, tables.standby(kafka=kafka) as standby:
@@ -420,7 +420,7 @@ def test_no_producer_without_the_right_to_write(tables: TableRig) -> None:
 
 
 def test_a_producer_that_went_bad(tables: TableRig) -> None:
-    """A promotion makes a new one; one that finds another owner, or fails behind its Open, leaves none open."""
+    """A promotion replaces a broken producer. If it finds another owner, or fails behind its Open, none stays open."""
     with _filled(tables) as table:
         standby = tables.standby(kafka=(kafka := _Counted(tables)))
         kafka.made[0].close()
@@ -441,7 +441,7 @@ def _fail_promoted(step: str) -> None:
 
 
 def test_scans_are_broken_off(tables: TableRig) -> None:
-    """A promotion and a close wait for no scan: it gets no further, and says so."""
+    """A promotion and a close wait for no scan, which raises."""
     for is_promoted in (True, False):
         with _filled(tables), tables.standby() as standby:
             scan = iter(standby.items())
@@ -455,7 +455,7 @@ def test_scans_are_broken_off(tables: TableRig) -> None:
 
 
 def test_reads_and_moves_in_many_threads(tables: TableRig) -> None:
-    """Of two keys that change together none is ever seen without the other."""
+    """Two keys that change together are never read apart, in any thread."""
     with tables.open() as table, tables.standby(poll_s=0.0005) as standby:
         table.update({b"a": b"0", b"b": b"0"})
         table.commit(table.progress)
@@ -483,7 +483,7 @@ def test_reads_and_moves_in_many_threads(tables: TableRig) -> None:
 
 
 def test_errors_that_are_not_ours(tables: TableRig) -> None:
-    """Whatever ends the follower, a read raises an error of the tree with the cause behind it."""
+    """Whatever ends the follower, a read raises an error of the tree with its cause."""
 
     def crash(step: str) -> None:
         if step == "asked":

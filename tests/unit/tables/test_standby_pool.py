@@ -1,4 +1,4 @@
-"""Standbys that a worker keeps for partitions which are another's."""
+"""Standbys of a worker for partitions that other workers own."""
 
 import os
 import signal
@@ -18,7 +18,7 @@ from tests.support.waiting import wait_for
 
 @pytest.fixture
 def rig() -> TwinRig:
-    """A log of three key groups, the first two of which hold a committed key."""
+    """Return a log of three key groups, the first two of which hold a committed key."""
     rig = twin_rig("log")
     rig.create(partitions=3, key_groups=3, hash_rule="caller").close()
     for partition in range(2):
@@ -33,7 +33,7 @@ def _standby(rig: TwinRig, partition: int) -> Standby[bytes, bytes]:
 
 
 def test_kept_and_promoted(rig: TwinRig) -> None:
-    """They are made once the group has settled, for what is wanted and not held; and become the table."""
+    """Standbys are made once the group is stable, for wanted partitions that are not owned, and become their tables."""
     now_s = [0.0]
     pool = StandbyPool([0, 1, 2], lambda partition: _standby(rig, partition), lambda: now_s[0])
     pool.maintain(lambda _: False)
@@ -61,7 +61,7 @@ def test_kept_and_promoted(rig: TwinRig) -> None:
 
 
 def test_what_does_not_open(rig: TwinRig) -> None:
-    """It is told, and made again later; meanwhile the table opens without it."""
+    """A standby that fails to open is reported and retried. Meanwhile the table opens without it."""
     now_s, is_broken, asked = [0.0], [True], list[int]()
 
     def opened(partition: int) -> Standby[bytes, bytes]:
@@ -86,7 +86,7 @@ def test_what_does_not_open(rig: TwinRig) -> None:
 
 
 def test_an_end_that_is_interrupted(rig: TwinRig) -> None:
-    """By Ctrl-C, while it waits for one that is being made: all are closed, that one once it is there."""
+    """Ctrl-C while closing waits for an opening standby: all are closed, that one once it is open."""
     now_s, may_go_on, made = [0.0], threading.Event(), list[Standby[bytes, bytes]]()
 
     def opened(partition: int) -> Standby[bytes, bytes]:
@@ -109,7 +109,7 @@ def test_an_end_that_is_interrupted(rig: TwinRig) -> None:
 
 
 def test_promoted_while_it_ends(rig: TwinRig, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A pool that is closed meanwhile, because the worker's end did not wait: the table is that of who promotes."""
+    """A standby promoted while its pool closes belongs to the promoting thread."""
     now_s = [0.0]
     pool = StandbyPool([0], lambda partition: _standby(rig, partition), lambda: now_s[0])
     pool.decided()

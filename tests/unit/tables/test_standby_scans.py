@@ -1,4 +1,4 @@
-"""Scans of a standby: what they hold up, and what becomes of one that was dropped."""
+"""Scans of a standby: what they block, and their end when they are dropped."""
 
 import faulthandler
 import gc
@@ -27,15 +27,15 @@ _NESTED = """{"type": "record", "name": "V", "fields": [{"name": "tags", "type":
 
 @pytest.fixture(params=["dict", "rocksdb"])
 def tables(request: pytest.FixtureRequest, tmp_path: Path) -> TableRig:
-    """Each backend in turn, in memory."""
+    """Return tables with each backend in turn, in memory."""
     return TableRig(twin_rig("log"), tmp_path / "local" if request.param == "rocksdb" else None)
 
 
 def test_a_scan_that_is_collected_inside_of_a_read(tables: TableRig) -> None:
-    """Memory is freed at any moment, in the middle of a copy too: the scan ends there, and waits for nobody."""
+    """A scan that is collected at any moment, even in the middle of a copy, ends without waiting for a lock."""
     value: Any = {"tags": [{"a": "b"}, {"c": "d"}, {"e": "f"}]}
     thresholds = gc.get_threshold()
-    faulthandler.dump_traceback_later(60, exit=True)  # It hangs where the lock is not reentrant.
+    faulthandler.dump_traceback_later(60, exit=True)  # It hangs if the lock is not reentrant.
     try:
         with tables.open(value_schema=_NESTED) as table:
             table.update({b"k%d" % i: value for i in range(200)})
@@ -57,7 +57,7 @@ def test_a_scan_that_is_collected_inside_of_a_read(tables: TableRig) -> None:
 
 
 def test_a_refresh_inside_of_a_scan(tables: TableRig) -> None:
-    """It would wait for the scan around it; the scan goes on."""
+    """A refresh inside of a scan is refused, since it would wait for the scan. The scan continues."""
     with tables.open() as table:
         table.update({b"a": b"1", b"b": b"2"})
         table.commit()
@@ -76,16 +76,14 @@ def test_a_refresh_inside_of_a_scan(tables: TableRig) -> None:
 
 @pytest.mark.parametrize("poll_s", [math.inf, math.nan, 0, -1.0, 1e300])
 def test_a_pace_that_is_none(tables: TableRig, poll_s: float) -> None:
-    """No thread could wait so."""
+    """A pace that no thread could wait for is refused."""
     tables.open().close()
     with pytest.raises(ConfigError, match="poll_s"):
         tables.standby(poll_s=poll_s)
 
 
 def test_values_of_the_owner_that_is_opened(tables: TableRig, tmp_path: Path) -> None:
-    """A schema that comes while it is promoted, and a state that has to be made anew then: the table's values are
-    those that its writer writes.
-    """
+    """A table that is promoted during a schema change and re-created reads the values of its writer's schema."""
 
     def evolve(point: str) -> None:
         if point == "promoting":
@@ -114,7 +112,7 @@ def _interrupted(*_: object) -> Any:
 
 
 def test_a_scan_that_does_not_begin(tables: TableRig) -> None:
-    """Ctrl-C while it sorts its keys, say: the state does not wait for it."""
+    """A scan that Ctrl-C interrupts at its beginning, while it sorts keys for example, does not block the state."""
     with tables.open() as table:
         table[b"a"] = b"1"
         table.commit()
@@ -128,7 +126,7 @@ def test_a_scan_that_does_not_begin(tables: TableRig) -> None:
 
 
 def test_a_promotion_that_is_broken_off_at_once(tables: TableRig, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Ctrl-C while it waits for a read to end: the standby goes on, and so do its scans."""
+    """Ctrl-C while a promotion waits for a read leaves the standby and its scans running."""
     with tables.open() as table:
         table[b"a"] = b"1"
         table.commit()
@@ -140,7 +138,7 @@ def test_a_promotion_that_is_broken_off_at_once(tables: TableRig, monkeypatch: p
 
 
 def test_an_end_that_is_interrupted(tables: TableRig) -> None:
-    """Ctrl-C while it waits for a step, or for a read, to end: all is released once that is over."""
+    """Ctrl-C while closing waits for a step or a read: everything is released once that is over."""
     with tables.open() as table:
         table[b"a"] = b"1"
         table.commit()

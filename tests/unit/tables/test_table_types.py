@@ -1,4 +1,4 @@
-"""What a table's keys and values are is told to type checkers by the options of its log: `make check` proves it."""
+"""Type checkers learn the types of a table's keys and values from the options of its log: `make check` proves it."""
 
 from dataclasses import asdict, dataclass
 from typing import Any, assert_type, cast
@@ -16,7 +16,7 @@ _SCHEMA = '{"type": "record", "name": "Order", "fields": [{"name": "amount", "ty
 
 
 def doors(where: Where) -> None:
-    """For checkers alone: nobody calls it."""
+    """Check types. Nothing calls this function."""
     assert_type(statelog.table("t", where), Table[Any, Any])
     assert_type(statelog.table("t", where, create=True), Table[Any, Any])
     assert_type(statelog.table("t", where, create=LogOptions()), Table[bytes, bytes])
@@ -27,7 +27,7 @@ def doors(where: Where) -> None:
 
 
 def test_a_table_has_the_types_of_its_options() -> None:
-    """Those that the checkers see are those that it takes and gives."""
+    """A table accepts and returns the types that checkers derive."""
     rig = twin_rig("typed")
     options = assert_type(LogOptions(key_type="string", value_schema=_SCHEMA), LogOptions[str, dict[str, Any]])
     with statelog.table("typed", rig.where(), create=options) as table:
@@ -42,7 +42,7 @@ class _Order:
 
 
 def test_an_object_as_a_value_is_refused_with_a_way_to_store_it() -> None:
-    """By a table and by a writer: the hint names what makes a dict of it, and that is taken."""
+    """A table and a writer refuse an object as a value. The hint names its conversion to a dict, which is accepted."""
     rig = twin_rig("typed")
     options, order = LogOptions(key_type="string", value_schema=_SCHEMA), cast("Any", _Order(amount=1))
     with statelog.table("typed", rig.where(), create=options) as table:

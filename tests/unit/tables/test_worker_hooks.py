@@ -1,4 +1,4 @@
-"""WorkerHooks of a worker: when each is called, what of their changes counts, and what their errors do."""
+"""WorkerHooks of a worker: when each is called, which of their changes count, and the effect of their errors."""
 
 from collections.abc import Callable
 from contextlib import nullcontext, suppress
@@ -23,7 +23,7 @@ PARTITION = 1
 
 
 def _start(world: WorkersWorld, hooks: WorkerHooks, messages: int = 2) -> SteppedWorker:
-    """A worker that has one partition with some messages."""
+    """Return a worker that has one partition with some messages."""
     world.feed(messages)
     worker = world.start(hooks=hooks)
     world.group.give(PARTITION, world.workers[worker], waits=True)
@@ -31,7 +31,7 @@ def _start(world: WorkersWorld, hooks: WorkerHooks, messages: int = 2) -> Steppe
 
 
 def _noting(notes: Notes, tick_s: float = 1.0) -> WorkerHooks:
-    """WorkerHooks that note what they are called for, and how far the table is committed."""
+    """Return WorkerHooks that note their calls, and the committed progress of the table."""
 
     def noting(what: str) -> Callable[[int, Table[Any, Any]], None]:
         return lambda partition, table: notes.append((what, partition, int(table.progress["offset"])))
@@ -43,13 +43,16 @@ def _noting(notes: Notes, tick_s: float = 1.0) -> WorkerHooks:
 
 
 def _found(world: WorkersWorld) -> tuple[dict[bytes, bytes], int]:
-    """The state of the partition, and how far it is, as the log has them."""
+    """Return the state and the progress of the partition in the log."""
     with statelog.table("log", world.rig.where(), key_group=PARTITION, writer=f"log-{PARTITION}") as table:
         return dict(table.items()), int(table.progress["offset"])
 
 
 def test_the_order_of_hooks() -> None:
-    """Open before the first message, ticks in between, a commit once it is history, and close behind the last one."""
+    """The hooks are called in order:
+
+    open before the first message, ticks, a commit once it is history, and close at the end.
+    """
     world, notes = WorkersWorld(), Notes()
     worker = _start(world, _noting(notes, tick_s=4.0))
     with worker:
@@ -64,7 +67,7 @@ def test_the_order_of_hooks() -> None:
 
 
 def test_ticks_come_though_there_are_messages() -> None:
-    """And as often as asked for: who is silent for long is not kept waiting by who is not."""
+    """Ticks come as often as configured, even while messages arrive."""
     world, notes = WorkersWorld(), Notes()
     with _start(world, _noting(notes, tick_s=0.5), messages=40) as worker:
         for _ in worker:
@@ -75,7 +78,10 @@ def test_ticks_come_though_there_are_messages() -> None:
 
 
 def test_what_hooks_change_is_committed() -> None:
-    """With the next commit, also without any message; and behind the last one there is another for `on_commit`."""
+    """Changes by hooks are committed with the next commit, also without messages.
+
+    At the end there is one more for `on_commit`.
+    """
     world = WorkersWorld()
 
     def add(name: bytes) -> Callable[[int, Table[Any, Any]], None]:
@@ -93,7 +99,7 @@ def test_what_hooks_change_is_committed() -> None:
 
 
 def test_a_tick_that_is_due_is_committed_in_time() -> None:
-    """By `commit_every`, while no message comes."""
+    """Changes of a tick are committed by `commit_every`, while no message comes."""
     world, commits = WorkersWorld(), list[tuple[float, bool]]()
     hooks = WorkerHooks(
         on_tick=lambda _, table: table.put(b"tick", b"1"),
@@ -106,7 +112,7 @@ def test_a_tick_that_is_due_is_committed_in_time() -> None:
 
 
 def test_a_change_while_it_closes_is_lost_loudly() -> None:
-    """The table takes no more commits then."""
+    """A change in `on_close` is discarded with a warning, since the table takes no more commits."""
     world = WorkersWorld()
     hooks = WorkerHooks(on_close=lambda _, table: table.put(b"close", b"1"))
     with pytest.warns(UncommittedChanges), _start(world, hooks) as worker:
@@ -116,7 +122,7 @@ def test_a_change_while_it_closes_is_lost_loudly() -> None:
 
 @pytest.mark.parametrize("gone", ["revoked", "lost"])
 def test_a_partition_that_the_group_takes(gone: str) -> None:
-    """It is closed for its hooks, once: behind its last commit if there is one."""
+    """A partition that the group takes is closed for its hooks once, behind its last commit if there is one."""
     world, notes = WorkersWorld(), Notes()
     with _start(world, _noting(notes, tick_s=1e9)) as worker:
         list(worker)
@@ -131,8 +137,9 @@ def test_a_partition_that_the_group_takes(gone: str) -> None:
 @pytest.mark.parametrize("failing", ["on_open", "on_tick", "on_commit"])
 @pytest.mark.parametrize("error", [ZeroDivisionError("mine"), BrokerUnavailable("mine")])
 def test_an_error_of_a_hook_comes_out(failing: str, error: Exception) -> None:
-    """Whatever it is: it is the program's, and not the table's, which would be opened again. Nothing more is committed,
-    and who was told that the table is open is told of its end.
+    """An error of a hook passes through, and does not reopen the table.
+
+    Nothing more is committed, and `on_close` is called.
     """
     world, notes = WorkersWorld(), Notes()
 
@@ -154,7 +161,7 @@ def test_an_error_of_a_hook_comes_out(failing: str, error: Exception) -> None:
 
 
 def test_an_error_while_it_closes_leaves_nothing_open() -> None:
-    """It comes out once all tables are closed, with what was committed."""
+    """An error of `on_close` is raised once all tables are closed, after their commits."""
     world = WorkersWorld()
 
     def fail(_: int, __: Table[Any, Any]) -> None:
@@ -172,9 +179,7 @@ def test_an_error_while_it_closes_leaves_nothing_open() -> None:
 @pytest.mark.parametrize("hook", ["on_open", "on_tick", "on_commit"])
 @pytest.mark.parametrize("call", ["commit", "__next__", "close", "table.commit"])
 def test_a_hook_does_not_commit(hook: str, call: str) -> None:
-    """It runs inside of a call of the worker: another one is Misuse, as is a commit of the table, which is the
-    worker's. It may look at the tables, and stop the loop.
-    """
+    """A hook must not call the worker or commit its table. It may read the tables, and stop the loop."""
     world = WorkersWorld()
 
     def calls(_: int, table: Table[Any, Any]) -> None:
@@ -191,16 +196,16 @@ def test_a_hook_does_not_commit(hook: str, call: str) -> None:
 
 
 def test_ticks_without_time() -> None:
-    """Are no ticks."""
+    """An interval of no time is refused for ticks."""
     with pytest.raises(ConfigError, match="tick_s is 0"):
         WorkerHooks(tick_s=0)
 
 
-# Python ignores what a handler raises inside of a finalizer, and says so.
+# Python ignores exceptions of a handler inside of a finalizer, and says so.
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 @pytest.mark.parametrize("gone", ["revoked", "lost"])
 def test_ctrl_c_while_partitions_are_given_up(gone: str) -> None:
-    """Wherever it comes: once the worker is closed, so are its tables, and who heard of their opening hears of it."""
+    """After Ctrl-C while partitions are given up, all tables are closed, each opened one with its `on_close`."""
 
     def interrupt() -> None:
         raise KeyboardInterrupt
@@ -224,6 +229,6 @@ def test_ctrl_c_while_partitions_are_given_up(gone: str) -> None:
         worker.close()
         assert [table.life for table in tables] == [Life.CLOSED] * 2
         closed = [what for what, *_ in notes].count("close")
-        assert closed == 2 or (came and closed == 1)  # It may have come into a hook, too.
+        assert closed == 2 or (came and closed == 1)  # It may have interrupted a hook.
         at += 11 if gone == "lost" else 97
     assert at > 300

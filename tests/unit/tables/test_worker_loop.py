@@ -1,4 +1,4 @@
-"""The loop around a worker: which messages are processed, how it ends, and who may touch it."""
+"""The loop around a worker: processed messages, its end, and the threads that may use it."""
 
 import math
 import threading
@@ -37,7 +37,7 @@ pytestmark = pytest.mark.usefixtures("impatient")
 
 @pytest.fixture
 def world() -> WorkersWorld:
-    """One worker that has all partitions of an input with four messages each."""
+    """Return one worker that has all partitions of an input with four messages each."""
     world = WorkersWorld()
     world.feed(4)
     worker = world.start()
@@ -51,16 +51,16 @@ def _worker(world: WorkersWorld) -> SteppedWorker:
 
 
 def _progress(world: WorkersWorld) -> list[int]:
-    """How far each partition is, by tables that look at nothing but the log."""
+    """Return the progress of each partition, by tables that read only the log."""
     found: list[int] = []
     for partition in range(PARTITIONS):
-        with world.open(partition) as table:  # Which checks that it is the fold.
+        with world.open(partition) as table:  # It checks that the state is the fold.
             found.append(int(table.progress.get("offset", 0)))
     return found
 
 
 def test_all_of_it(world: WorkersWorld) -> None:
-    """Messages come in order by partition, each with its partition's table; the end of the block commits the rest."""
+    """Messages come in order by partition, each with its partition's table. The end of the block commits the rest."""
     seen: list[tuple[int, int]] = []
     with _worker(world) as worker:
         for message, table in worker:
@@ -77,7 +77,7 @@ def test_all_of_it(world: WorkersWorld) -> None:
 
 
 def test_what_it_says_of_its_partitions(world: WorkersWorld, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each that the group gave it, from before its table is open: how far it is behind, and how old its commit is."""
+    """The statistics have lag and commit age of each assigned partition, even before its table is open."""
     monkeypatch.setattr(assignment, "_PUBLISH_S", 0.0)
     with _worker(world) as worker:
         assert {(one.lag, one.commit_age_s) for one in worker.statistics()} <= {(None, None)}
@@ -94,7 +94,7 @@ def test_what_it_says_of_its_partitions(world: WorkersWorld, monkeypatch: pytest
 
 
 def test_an_error_commits_nothing(world: WorkersWorld) -> None:
-    """Neither its message, nor what was processed since the last commit."""
+    """After an error, neither its message nor anything since the last commit is committed."""
     with pytest.raises(ZeroDivisionError), _worker(world) as worker:
         for turn, (message, table) in enumerate(worker):
             WORK.step(table, int(message.value() or b""))
@@ -109,8 +109,10 @@ def test_an_error_commits_nothing(world: WorkersWorld) -> None:
     ("touches", "counts", "progress"), [(True, True, [2, 2, 1]), (True, False, [2, 0, 1]), (False, False, [2, 1, 1])]
 )
 def test_a_loop_that_breaks_off(world: WorkersWorld, touches: bool, counts: bool, progress: list[int]) -> None:
-    """Its message is processed if `commit_every` was called behind it. If not, its partition's uncommitted changes are
-    dropped with it, loudly, unless it had changed nothing yet; the other partitions' are committed.
+    """The message at a break counts if `commit_every` was called behind it. Other partitions are committed.
+
+    If it was not, the partition's uncommitted changes are dropped with a warning, unless that message had changed
+    nothing.
     """
     with pytest.warns(UncommittedChanges) if touches and not counts else nullcontext(), _worker(world) as worker:
         for turn, (message, table) in enumerate(worker):
@@ -125,7 +127,7 @@ def test_a_loop_that_breaks_off(world: WorkersWorld, touches: bool, counts: bool
 
 
 def test_somebody_outside_of_the_group(world: WorkersWorld) -> None:
-    """Who opens a table of the group's again and again ends its worker with Fenced, and not in a duel for ever."""
+    """A foreign table that opens on a worker's partition again and again ends the worker with Fenced."""
     fences = 0
     with told("is opened again"), pytest.raises(Fenced), _worker(world) as worker:
         for message, table in worker:
@@ -141,7 +143,7 @@ def test_somebody_outside_of_the_group(world: WorkersWorld) -> None:
 
 @pytest.mark.parametrize("interval_s", ["1", None, math.nan])
 def test_an_interval_that_is_none(world: WorkersWorld, interval_s: Any) -> None:
-    """It would never be over. The worker goes on, and the message is not processed yet."""
+    """An invalid interval is refused. The worker continues, and its message does not count as processed."""
     with _worker(world) as worker:
         next(worker)
         with pytest.raises(Misuse, match="number of seconds"):
@@ -151,7 +153,7 @@ def test_an_interval_that_is_none(world: WorkersWorld, interval_s: Any) -> None:
 
 
 def test_one_thread(world: WorkersWorld) -> None:
-    """Another thread may stop a worker, and do nothing else with it; after its end nobody may."""
+    """Another thread may only stop a worker, and nothing may use it after its end."""
     refused: list[ClosedError] = []
 
     def other() -> None:
@@ -174,9 +176,12 @@ def test_one_thread(world: WorkersWorld) -> None:
 
 
 @pytest.mark.parametrize("nested", ["commit", "commit_every", "close"])
-@pytest.mark.filterwarnings("ignore::statelog.errors.UncommittedChanges")  # What a close between two calls discards.
+@pytest.mark.filterwarnings("ignore::statelog.errors.UncommittedChanges")  # A close between two calls discards them.
 def test_a_call_from_a_signals_handler(nested: str) -> None:
-    """Inside of another call it is refused: whatever is committed is the fold of what it names, and all is released."""
+    """A call inside of another one, from a signal's handler, is refused. Every commit is the fold of what it names.
+
+    In the end all is released.
+    """
 
     def run(at: int) -> bool:
         world = WorkersWorld()
@@ -218,11 +223,14 @@ def test_a_call_from_a_signals_handler(nested: str) -> None:
     assert at > 4_001
 
 
-# ---- its input, and its tables
+# ---- input and tables
 
 
 def test_an_input_that_is_made_anew_while_it_is_read(world: WorkersWorld) -> None:
-    """Offsets of the new one are no place in the old one: what was read since the last commit is not committed."""
+    """If the input is re-created while it is read, nothing since the last commit is committed:
+
+    its offsets mean other messages.
+    """
     with pytest.raises(IdentityChanged, match="while it was read"), _worker(world) as worker:
         for turn, (message, table) in enumerate(worker):
             WORK.step(table, int(message.value() or b""))
@@ -237,8 +245,9 @@ def test_an_input_that_is_made_anew_while_it_is_read(world: WorkersWorld) -> Non
 
 
 def test_an_input_that_grows_while_it_is_read(world: WorkersWorld) -> None:
-    """Keys may be in other partitions from then on: what was read since the last commit is not committed, and no later
-    life goes on either.
+    """If the input grows while it is read, nothing since the last commit is committed, and restarts are refused.
+
+    Keys may move to other partitions.
     """
     with pytest.raises(ConfigError, match="it has grown"), _worker(world) as worker:
         for turn, (message, table) in enumerate(worker):
@@ -255,8 +264,9 @@ def test_an_input_that_grows_while_it_is_read(world: WorkersWorld) -> None:
 
 
 def test_what_lag_tools_see(world: WorkersWorld) -> None:
-    """What is committed is published to the group, now and then, and before a partition is given up; what is not
-    committed never is.
+    """Commits are published to the group now and then, and before a partition is given up.
+
+    Uncommitted progress never is.
     """
     with _worker(world) as worker:
         for turn, (message, table) in enumerate(worker):
@@ -270,7 +280,7 @@ def test_what_lag_tools_see(world: WorkersWorld) -> None:
 
 
 def test_an_input_that_does_not_answer(world: WorkersWorld, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nothing is committed meanwhile, and the loop goes on; once it answers, all is."""
+    """Nothing is committed while the input does not answer, and the loop continues. Everything follows later."""
 
     def away(_: MemoryKafka, topic: str) -> None:
         raise BrokerUnavailable(f"{topic} is away")
@@ -286,7 +296,10 @@ def test_an_input_that_does_not_answer(world: WorkersWorld, monkeypatch: pytest.
 
 
 def test_the_first_place_is_history() -> None:
-    """Before a message is handed out: a later life would choose a later one, and miss what is in between."""
+    """The first position is committed before a message is handed out.
+
+    A restart would choose a later one, and skip messages.
+    """
     world = WorkersWorld()
     world.feed(4)
     opened: list[Table[Any, Any]] = []
@@ -314,7 +327,7 @@ def test_the_first_place_is_history() -> None:
 
 @pytest.mark.parametrize("interval_s", [0.0, 0.001, 1.0])
 def test_what_is_committed_last(world: WorkersWorld, interval_s: float) -> None:
-    """An input that is idle keeps no commit waiting, however often it was asked for one."""
+    """An idle input does not delay a commit, however often one was requested."""
     with _worker(world) as worker:
         for message, table in worker:
             WORK.step(table, int(message.value() or b""))
@@ -323,7 +336,7 @@ def test_what_is_committed_last(world: WorkersWorld, interval_s: float) -> None:
 
 
 def test_a_table_that_is_the_worker_s(world: WorkersWorld) -> None:
-    """The loop cannot commit it by itself, nor take back what was counted."""
+    """The loop can neither commit a worker's table by itself nor roll it back."""
     with _worker(world) as worker:
         for message, table in worker:
             WORK.step(table, int(message.value() or b""))
@@ -334,7 +347,7 @@ def test_a_table_that_is_the_worker_s(world: WorkersWorld) -> None:
 
 
 def test_a_worker_without_partitions_has_standbys() -> None:
-    """Of a group that has never told it anything."""
+    """A worker without partitions has standbys, although its group has never assigned it anything."""
     world, asked = WorkersWorld(), list[int]()
 
     def opened(partition: int) -> Standby[Any, Any]:

@@ -1,4 +1,4 @@
-"""Tables of a worker that open at once, each in a thread of its own: order, errors, what the group takes, Ctrl-C."""
+"""Tables of a worker that open concurrently in threads: order, errors, revoked partitions, and Ctrl-C."""
 
 import concurrent.futures
 import os
@@ -27,7 +27,7 @@ _LIMIT_S = 60.0
 
 
 class _Doors:
-    """Ways to the tables of a world that a test holds up."""
+    """Entry points to the tables of a world that a test can hold up."""
 
     def __init__(self, world: WorkersWorld, gates: dict[int, Callable[[], None]]) -> None:
         self._world = world
@@ -37,7 +37,7 @@ class _Doors:
         """So many are open, or failed."""
 
     def open(self, partition: int, is_beside: bool) -> Table[Any, Any]:
-        """A table, once its gate opens."""
+        """Open a table once its gate opens."""
         assert not is_beside
         try:
             self._gates.get(partition, lambda: None)()
@@ -50,7 +50,7 @@ class _Doors:
 def _start(
     world: WorkersWorld, gates: dict[int, Callable[[], None]], **environment: Any
 ) -> tuple[SteppedWorker, _Doors]:
-    """A worker that has all partitions, and opens them in threads."""
+    """Return a worker that has all partitions, and opens them in threads."""
     doors = _Doors(world, gates)
     world.open_for, world.start_opening = doors.open, start_thread  # type: ignore[method-assign]  # held up
     world.feed(2)
@@ -61,7 +61,7 @@ def _start(
 
 
 def _open_all(worker: SteppedWorker, partitions: list[int]) -> None:
-    """Let the loop go on until these have tables, and no others."""
+    """Let the loop run until these have tables, and no others."""
     end_s = time.monotonic() + _LIMIT_S
     while list(worker.tables) != partitions:
         assert time.monotonic() < end_s
@@ -77,9 +77,7 @@ def _wait(event: threading.Event) -> Callable[[], None]:
 
 
 def test_several_open_at_once() -> None:
-    """The first one opens last, and all the same its hook comes first; all hooks are the worker's thread's, as are the
-    tables from then on.
-    """
+    """The first table opens last, but its hook is called first. Hooks and tables belong to the worker's thread."""
     notes: list[tuple[int, int]] = []
     world = WorkersWorld()
 
@@ -97,7 +95,7 @@ def test_several_open_at_once() -> None:
 
 
 def test_no_more_than_so_many(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The third one waits for the first of two."""
+    """With two openings at most, the third waits for the first of them."""
     monkeypatch.setattr(assignment, "_AT_ONCE", 2)
     world, pair = WorkersWorld(), threading.Barrier(2)
 
@@ -113,7 +111,7 @@ def test_no_more_than_so_many(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_an_error_of_one() -> None:
-    """It comes out once it is its turn; what is open by then is closed, and so is what opens later."""
+    """An error of an opening is raised in its turn. Tables that are open, or open later, are closed."""
     world, begun, closing = WorkersWorld(), threading.Event(), threading.Event()
 
     def damaged() -> None:
@@ -132,7 +130,7 @@ def test_an_error_of_one() -> None:
 
 
 def test_a_partition_that_goes_while_it_opens() -> None:
-    """The group hears that it is given up once its table is closed, and nobody ever had it."""
+    """A partition that is revoked while it opens is given up once its table is closed, and was never usable."""
     world, begun, revoked = WorkersWorld(), threading.Event(), threading.Event()
     lives: list[Life] = []
 
@@ -158,7 +156,7 @@ def test_a_partition_that_goes_while_it_opens() -> None:
 
 
 def test_an_interrupt_while_openings_are_waited_for() -> None:
-    """Ctrl-C breaks it off; what opens later is closed all the same, by the thread that opens it."""
+    """Ctrl-C ends the wait for openings. A table that opens later is closed by its opening thread."""
     world, begun, broken, threads = WorkersWorld(), threading.Event(), threading.Event(), list[threading.Thread]()
 
     def interrupt() -> None:
@@ -193,7 +191,7 @@ def test_an_interrupt_while_openings_are_waited_for() -> None:
 
 
 def _waits(code: object) -> bool:
-    """Whether the main thread is inside of this function."""
+    """Return whether the main thread is inside of this function."""
     frame = sys._current_frames()[threading.main_thread().ident or 0]  # pyright: ignore[reportPrivateUsage]  # the one way
     while frame is not None and frame.f_code is not code:
         frame = frame.f_back  # type: ignore[assignment]  # None ends it
@@ -201,7 +199,7 @@ def _waits(code: object) -> bool:
 
 
 def test_an_old_end_of_the_input() -> None:
-    """From a leader that was deposed: it is asked again, for the table's progress says that there was more."""
+    """The input's end from a deposed leader is asked for again, since the table's progress is above it."""
     world = WorkersWorld()
     world.feed(4)
     for lacks in (0, 3):

@@ -1,4 +1,4 @@
-"""Decisions of a worker: what its group is told, where it reads on, and when it opens a table again."""
+"""Decisions of a worker: its group settings, its starting offsets, and when it opens a table again."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -36,11 +36,11 @@ LOG = {"bootstrap.servers": "log:9092", "security.protocol": "SSL", "linger.ms":
 INPUT = DescribedInput(topic="words", topic_id="id", partitions=3)
 
 
-# ---- what the group is told
+# ---- group settings
 
 
 def test_a_member_never_commits_nor_resets() -> None:
-    """Whatever the user leaves out; and its group is that of the log, in the log's cluster."""
+    """A member never commits or resets offsets. Its default group is the log's, in the log's cluster."""
     made = group_settings({}, LOG, default_group="counts")
     expected = {
         "enable.auto.commit": "false",
@@ -57,12 +57,12 @@ def test_a_member_never_commits_nor_resets() -> None:
 
 
 def test_a_member_fetches_on_before_a_quick_loop_runs_dry() -> None:
-    """Of a partition of which enough is at hand librdkafka fetches nothing for a second, in which all may go."""
+    """A member fetches again within 100 ms. librdkafka's default waits a second, in which a quick loop runs dry."""
     assert int(group_settings({}, LOG, default_group="counts").properties["fetch.queue.backoff.ms"]) <= 100
 
 
 def test_a_member_says_what_is_the_users() -> None:
-    """Group, assignor, timeouts, and another cluster: then nothing of the log's connection."""
+    """A user's group, assignor, timeouts and cluster are used. Another cluster gets none of the log's connection."""
     given = {
         "bootstrap.servers": "input:9092",
         "group.id": "mine",
@@ -97,12 +97,12 @@ def test_a_member_says_what_is_the_users() -> None:
     ],
 )
 def test_contradicting_settings(given: Mapping[str, str], said: str) -> None:
-    """What would make the group's offsets count, or takes the member away from the worker, is refused by name."""
+    """Settings that make the group's offsets count, or take the member away from the worker, are refused by name."""
     with pytest.raises(ConfigError, match=said):
         group_settings(given, LOG, default_group="counts")
 
 
-# ---- where to read on
+# ---- starting offsets
 
 
 def _start(progress: Metadata | None, start: InputStart = InputStart.EARLIEST, *, accepts_loss: bool = False) -> int:
@@ -111,7 +111,7 @@ def _start(progress: Metadata | None, start: InputStart = InputStart.EARLIEST, *
 
 
 def test_where_to_read_on() -> None:
-    """Behind what is processed; without any commit, where the caller said."""
+    """Reading starts behind what is processed. Without a commit, it starts where the caller says."""
     assert [_start(INPUT.progress(offset)) for offset in (10, 15, 20)] == [10, 15, 20]
     assert (_start(None), _start(None, InputStart.LATEST)) == (10, 20)
     assert [_start(INPUT.progress(offset), accepts_loss=True) for offset in (9, 15, 21)] == [10, 15, 20]
@@ -129,7 +129,7 @@ def test_where_to_read_on() -> None:
     ],
 )
 def test_a_place_that_is_none(progress: Metadata, error: type[StatelogError]) -> None:
-    """Lost input, another topic of the same name, and commits that were not a worker's are loud."""
+    """Lost input, another topic of the same name, and commits of other programs are errors."""
     with pytest.raises(error) as raised:
         _start(progress)
     assert raised.value.facts["partition"] == 1
@@ -139,7 +139,7 @@ def test_a_place_that_is_none(progress: Metadata, error: type[StatelogError]) ->
 
 
 def test_an_input_without_an_id() -> None:
-    """Nobody can tell it from another one of its name: it is refused, or waived."""
+    """An input without an id is refused, unless waived, since a re-created one is indistinguishable."""
     unknown = replace(INPUT, topic_id=NO_TOPIC_ID)
     for known, waived in ((INPUT, ()), (unknown, [Waiver.TOPIC_IDS])):
         check_identified(known, waived)
@@ -153,7 +153,7 @@ def test_an_input_without_an_id() -> None:
 @pytest.mark.parametrize(("name", "topic"), [("words", "words"), ("words", "words.ledger")])
 @pytest.mark.parametrize("records", [0, 1])
 def test_a_log_of_the_name_of_its_input(name: str, topic: str, records: int) -> None:
-    """The error says so, whatever is in the input: to delete it, or to change its settings, helps nobody."""
+    """A log with its input's name is refused with another name as hint, whatever is in the input."""
     twin = Twin()
     twin.create_topic(topic, partitions=1)
     twin.send(topic, *[b"v"] * records)
@@ -163,7 +163,7 @@ def test_a_log_of_the_name_of_its_input(name: str, topic: str, records: int) -> 
 
 
 def test_an_input_that_is_another_one_now() -> None:
-    """Made anew, or grown since it was read: either is loud, and says what to do."""
+    """An input that was re-created or has grown is an error with what to do."""
     INPUT.check_is(INPUT)
     with pytest.raises(IdentityChanged):
         INPUT.check_is(replace(INPUT, topic_id="other"))
@@ -175,7 +175,7 @@ def test_an_input_that_is_another_one_now() -> None:
 
 @pytest.mark.parametrize(("rule", "partitions", "key_groups"), [("crc32", 3, 3), ("caller", 2, 3), ("caller", 4, 4)])
 def test_a_log_that_does_not_fit(rule: str, partitions: int, key_groups: int) -> None:
-    """It has to have a key group and a partition for each partition of the input, named by callers."""
+    """The log must have a key group and a partition for each partition of the input, named by callers."""
     check_fits(_log("caller", 3, 3), INPUT)
     with pytest.raises(ConfigError) as raised:
         check_fits(_log(rule, partitions, key_groups), INPUT)
@@ -196,7 +196,7 @@ def _log(rule: str, partitions: int, key_groups: int) -> Descriptor:
     )
 
 
-# ---- when to open
+# ---- openings
 
 
 def _take(roster: OpenSchedule, partition: int) -> None:
@@ -210,7 +210,7 @@ def _roster(*partitions: int) -> OpenSchedule:
 
 
 def test_assigned_partitions_are_opened_once() -> None:
-    """Each is due at once, until it has a table, or the group takes it."""
+    """Each assigned partition is due at once, until it has a table or the group takes it."""
     roster = _roster(0, 1, 2)
     opened: list[int] = []
     roster.taken([1])
@@ -223,7 +223,7 @@ def test_assigned_partitions_are_opened_once() -> None:
 
 @pytest.mark.parametrize("error", [PersistFailed("x"), OutcomeUnknown("x"), BrokerUnavailable("x"), Fenced("x")])
 def test_failures_in_a_row(error: StatelogError) -> None:
-    """Each waits longer; too many end the worker, unless a commit came in between, or the group took the partition."""
+    """Each failure in a row waits longer, and too many end the worker. A commit or a reassignment resets the count."""
     for forgives in (OpenSchedule.committed, _take):
         roster = _roster()
         for _ in range(FAILURES_MAX - 1):
@@ -240,7 +240,7 @@ def test_failures_in_a_row(error: StatelogError) -> None:
 
 
 def test_who_was_fenced_asks_first() -> None:
-    """And again, a little later, for as long as the group does not say yes; another failure does not change that."""
+    """A fenced partition asks the group until it confirms the assignment, before it opens again."""
     roster = _roster()
     roster.failed(1, Fenced("x"), 0.0, 7)
     roster.failed(1, BrokerUnavailable("x"), 0.0)
@@ -257,13 +257,13 @@ def test_who_was_fenced_asks_first() -> None:
 
 
 def test_failures_that_are_for_a_person() -> None:
-    """They come out at once."""
+    """Failures that need a person are raised at once."""
     with pytest.raises(CommitRefused):
         _roster().failed(1, CommitRefused("x"), 0.0)
 
 
 def test_a_directory_that_another_process_has() -> None:
-    """It is waited for, and after a while the table opens in a directory of its own; no error ends the worker."""
+    """A directory that another process uses is waited for. After a while the table opens in one of its own."""
     roster = _roster(1)
     for now_s in range(100):
         roster.failed(1, LogInUse("x"), float(now_s))

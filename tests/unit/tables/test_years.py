@@ -1,4 +1,4 @@
-"""Values with times whose years Python lacks: a table holds something in their place, and only reading it raises."""
+"""A time outside of Python's years has a placeholder in a table, and only reading it raises."""
 
 import json
 from typing import Any
@@ -53,7 +53,10 @@ _CASES: dict[str, tuple[Any, pa.Array]] = {
 
 @pytest.mark.parametrize("case", _CASES)
 def test_only_the_row_that_has_it_is_no_value(case: str) -> None:
-    """From a column and from bytes, of every type with years and at any depth; its neighbour comes as it was."""
+    """Only the row with such a time raises, from a column and from bytes, for every type and depth.
+
+    Its neighbours are read.
+    """
     kind, column = _CASES[case]
     fields = [{"name": "n", "type": "long"}, {"name": "x", "type": kind}]
     schema = parse_value_schema(json.dumps({"type": "record", "name": "V", "fields": fields}), 1)
@@ -72,7 +75,10 @@ def test_only_the_row_that_has_it_is_no_value(case: str) -> None:
 @pytest.mark.parametrize("is_kept", [False, True], ids=["dict", "rocksdb"])
 @pytest.mark.parametrize("settings", [TableSettings(skip_equal=True), TableSettings(every_change=True)], ids=str)
 def test_it_is_replaced_and_removed_like_any_other(is_kept: bool, settings: TableSettings, tmp_path: Any) -> None:
-    """Also where a change is compared with what was there; and `clear`, `len` and the view of keys look at no value."""
+    """Such a value is replaced and removed like any other, also after a comparison.
+
+    `clear`, `len` and keys read no value.
+    """
     tables = TableRig(twin_rig("log"), tmp_path / "local" if is_kept else None)
     schema = json.dumps({"type": "record", "name": "V", "fields": [{"name": "at", "type": ["null", _MICROS]}]})
     tables.open(value_schema=schema).close()

@@ -1,4 +1,7 @@
-"""The twin of a whole place: workers share an input, waiting moves the clock, environments hold where they are set."""
+"""The twin of Kafka and store:
+
+workers share an input, waiting moves the clock, and environments apply where they are set.
+"""
 
 import signal
 import threading
@@ -24,7 +27,7 @@ def _count(twin: Twin) -> None:
 
 
 def test_a_worker_goes_on_in_its_next_life() -> None:
-    """Each message counts once, over two lives, and the time of its waiting has passed on the clock."""
+    """Each message counts once over two incarnations, and the time of waiting has passed on the clock."""
     twin = Twin()
     twin.create_topic("words", partitions=2)
     with twin.environment():
@@ -39,7 +42,7 @@ def test_a_worker_goes_on_in_its_next_life() -> None:
 
 
 def test_a_message_has_its_time_and_headers() -> None:
-    """Those that the test gave it; else the time of the clock, and no headers, whatever the topic before it had."""
+    """A message has the time and headers that the test set, else the clock's time and no headers."""
     twin, found = Twin(), list[tuple[object, object, object]]()
     twin.send("words", b"to", key=b"k", headers=[("trace", b"1")], timestamp_ms=7)
     twin.cluster.delete("words")
@@ -56,7 +59,7 @@ def test_a_message_has_its_time_and_headers() -> None:
 
 
 def test_a_worker_is_refused_what_a_broker_refuses() -> None:
-    """Settings of the group's member are checked, and its group is the one that they name."""
+    """The twin checks the settings of a group's member, and uses the group that they name."""
     twin = Twin()
     twin.send("words", b"to")
     with pytest.raises(ConfigError, match="start="):
@@ -69,7 +72,7 @@ def test_a_worker_is_refused_what_a_broker_refuses() -> None:
 
 
 def test_two_workers_share_the_partitions() -> None:
-    """Who joins gets its part once the other has given it up; who leaves hands it back."""
+    """A joining worker gets its partitions once the other has given them up. A leaving one hands them back."""
     twin = Twin()
     twin.create_topic("words", partitions=2)
     twin.send("words", b"a", partition=0)
@@ -88,7 +91,7 @@ def test_two_workers_share_the_partitions() -> None:
 
 
 def test_a_table_that_ended_is_opened_again() -> None:
-    """The worker waits a while before that, which passes on the clock as all of its waiting does."""
+    """A table that ended is opened again after a pause, which passes on the clock as all waiting does."""
     twin = Twin()
     twin.send("words", b"to", b"be")
     with twin.environment(), told("is opened again"):
@@ -106,7 +109,7 @@ def test_a_table_that_ended_is_opened_again() -> None:
 
 
 def test_a_program_may_end_by_a_signal() -> None:
-    """What the twin calls when it is idle may be anything."""
+    """A program's idle callback may end it by a signal."""
     twin, heard = Twin(), list[int]()
     twin.send("words", b"a")
     with twin.environment(), statelog.worker("counts", twin.where(), topic="words", create=True) as worker:
@@ -123,7 +126,7 @@ def test_a_program_may_end_by_a_signal() -> None:
 
 
 def test_an_environment_holds_in_its_block_and_in_threads_begun_there() -> None:
-    """Not behind it, and not in threads that a test begins by itself."""
+    """An environment applies in its block and in statelog's threads begun there, but not in a test's own threads."""
     seen: dict[str, float] = {}
     clock = StillClock(7.0)
     with environment(clock=clock) as inside:
@@ -142,7 +145,7 @@ def test_an_environment_holds_in_its_block_and_in_threads_begun_there() -> None:
 
 
 def test_a_crash_comes_once_at_its_step() -> None:
-    """At the second time that its step is passed, and never again."""
+    """A crash happens once, at the second time that its step is passed."""
     crash = crash_at("sent", times=2)
     for step in ("opened", "sent", "persisted"):
         crash(step)
@@ -152,7 +155,7 @@ def test_a_crash_comes_once_at_its_step() -> None:
 
 
 def test_repeated_work_ends_with_a_ctrl_c_while_it_begins(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nothing is left behind that would renew a lease for ever."""
+    """Ctrl-C while repeated work begins leaves nothing that would renew a lease for ever."""
     start, begun = threading.Thread.start, list[threading.Thread]()
 
     def interrupted(thread: threading.Thread) -> None:

@@ -1,4 +1,4 @@
-"""A value that is made behind the page: who makes it, how old it may be, and what is shown when it fails or hangs."""
+"""A value that is made in the background of the page: its maker, its age, and its failures."""
 
 import threading
 from collections.abc import Callable, Generator
@@ -18,19 +18,19 @@ T = TypeVar("T")
 
 
 def fresh_value(make: Callable[[], T], executor: ThreadPoolExecutor, clock: StillClock) -> Fresh[T]:
-    """One that knows the time of this clock alone."""
+    """Return a value that knows only this clock."""
     return Environment(clock=clock, wall_clock=clock).run(Fresh, make, executor)
 
 
 @pytest.fixture
 def executor() -> Generator[ThreadPoolExecutor]:
-    """Two threads."""
+    """Return an executor of two threads."""
     with ThreadPoolExecutor(2) as made:
         yield made
 
 
 def test_a_value_is_made_when_it_is_asked_for_and_too_old(executor: ThreadPoolExecutor) -> None:
-    """Not before, and not again before its time."""
+    """A value is made on request, and not again before it is too old."""
     clock, made = StillClock(), iter(range(10))
     fresh = fresh_value(lambda: next(made), executor, clock)
     assert [fresh.get(wait_s=_SOON_S, most_age_s=_AGE_S).value for _ in range(3)] == [0, 0, 0]
@@ -41,7 +41,7 @@ def test_a_value_is_made_when_it_is_asked_for_and_too_old(executor: ThreadPoolEx
 
 
 def test_what_takes_long_is_made_less_often(executor: ThreadPoolExecutor) -> None:
-    """A look that takes a minute is not repeated at once: a page costs a fifth of a core at most."""
+    """A check that takes a minute is not repeated at once: a page costs a fifth of a core at most."""
     clock, made = StillClock(), iter(range(10))
 
     def slow() -> int:
@@ -58,7 +58,7 @@ def test_what_takes_long_is_made_less_often(executor: ThreadPoolExecutor) -> Non
 
 @pytest.mark.parametrize("hours", [-1, 1])
 def test_a_clock_that_is_set_anew_delays_nothing(executor: ThreadPoolExecutor, hours: int) -> None:
-    """Back by an hour between two looks, or on in the middle of one, which seems to take so long: the page goes on."""
+    """A clock that is set back or forward, between checks or during one, does not delay the page."""
     clock, wall_clock, made = StillClock(), StillClock(1e9), iter(range(10))
 
     def make() -> int:
@@ -73,7 +73,7 @@ def test_a_clock_that_is_set_anew_delays_nothing(executor: ThreadPoolExecutor, h
 
 
 def test_the_last_value_is_shown_beside_what_failed_since(executor: ThreadPoolExecutor) -> None:
-    """Failures that are alike are counted; one that is over stays on the list."""
+    """The last value is shown next to later failures. Equal ones are counted, and a past one stays on the list."""
     clock = StillClock()
     errors: list[Exception] = []
 
@@ -102,7 +102,7 @@ def test_the_last_value_is_shown_beside_what_failed_since(executor: ThreadPoolEx
 
 
 def test_a_defect_is_told_and_logged(executor: ThreadPoolExecutor, caplog: pytest.LogCaptureFixture) -> None:
-    """It does not end the page, and it is not kept quiet."""
+    """A defect is shown and logged, and does not end the page."""
 
     def make() -> int:
         raise ZeroDivisionError("a defect")
@@ -113,7 +113,7 @@ def test_a_defect_is_told_and_logged(executor: ThreadPoolExecutor, caplog: pytes
 
 
 def test_one_that_hangs_is_waited_for_once(executor: ThreadPoolExecutor) -> None:
-    """Who asks gets what there is, after the time that it gives; however many ask, one thread is busy."""
+    """A hanging value occupies one thread, however many ask. Each gets the last value after its time."""
     clock, gate, begun = StillClock(), threading.Event(), iter(range(10))
 
     def make() -> int:

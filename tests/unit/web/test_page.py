@@ -1,4 +1,4 @@
-"""The page, over real HTTP, of logs on the twins: what it shows, what it refuses, and that it changes nothing."""
+"""The page, over real HTTP, of logs on the twins: its contents, its refusals, and that it changes nothing."""
 
 import http.client
 import re
@@ -34,7 +34,7 @@ _HERE = Listening(host="127.0.0.1", port=0)
 
 
 class Answer(NamedTuple):
-    """What a server answered."""
+    """An answer of a server."""
 
     status: int
     headers: dict[str, str]
@@ -42,7 +42,7 @@ class Answer(NamedTuple):
 
 
 def ask(url: str, **headers: str) -> Answer:
-    """One request."""
+    """Make one request."""
     request = urllib.request.Request(url, headers={name.replace("_", "-"): value for name, value in headers.items()})
     try:
         with urllib.request.urlopen(request, timeout=30) as answer:
@@ -54,7 +54,7 @@ def ask(url: str, **headers: str) -> Answer:
 
 @contextmanager
 def served(where: Where, listening: Listening = _HERE) -> Generator[str]:
-    """The page of these logs; yields its URL."""
+    """Serve the page of these logs, and yield its URL."""
     urls: list[str] = []
     is_up, is_over = threading.Event(), threading.Event()
 
@@ -76,7 +76,7 @@ def served(where: Where, listening: Listening = _HERE) -> Generator[str]:
 
 @pytest.fixture
 def twin() -> Generator[Twin]:
-    """Two logs: `visits` with a snapshot and a tail, and `odd` with a key that wants to be more than a key."""
+    """Return two logs: `visits` with a snapshot and a tail, and `odd` with a key that looks like markup."""
     twin = Twin()
     with twin.environment():
         for name, key in (("visits", b"ann"), ("odd", HOSTILE)):
@@ -90,7 +90,7 @@ def twin() -> Generator[Twin]:
 
 
 def test_all_logs_are_listed_with_how_they_are(twin: Twin) -> None:
-    """And a directory that is no log is not."""
+    """All logs are listed with their condition. A directory that is no log is not."""
     twin.disk.write("somebody/else.txt", b"text", absent=True)
     with served(twin.where()) as url:
         answer = ask(url)
@@ -100,7 +100,7 @@ def test_all_logs_are_listed_with_how_they_are(twin: Twin) -> None:
 
 
 def test_a_log_that_nobody_rolls_up_is_not_green(twin: Twin) -> None:
-    """One without a round is yellow, and red beyond the alarm age; one that is empty has no colour; a hint helps."""
+    """A log without a round is yellow, and red beyond the alarm age, with a hint. An empty one has no colour."""
     for name in ("empty", "alone"):
         statelog.open(name, twin.where(), create=True).close()
     with statelog.open("alone", twin.where()) as log, statelog.Writer(log, "web") as writer:
@@ -120,7 +120,7 @@ def test_a_log_that_nobody_rolls_up_is_not_green(twin: Twin) -> None:
 
 
 def test_the_latest_commits_are_shown_right_after_a_round(twin: Twin) -> None:
-    """They lie below the newest snapshot then, where the ledger still has them."""
+    """The latest commits are shown right after a round, below the newest snapshot, while the ledger has them."""
     with statelog.open("visits", twin.where()) as log:
         run_round(log)
     with served(twin.where()) as url:
@@ -130,7 +130,7 @@ def test_the_latest_commits_are_shown_right_after_a_round(twin: Twin) -> None:
 
 
 def test_damage_below_the_newest_snapshot_takes_no_page_away(twin: Twin) -> None:
-    """What describe does not need is left out."""
+    """Damage below the newest snapshot, which `describe` does not read, does not prevent the page."""
     with statelog.open("visits", twin.where()) as log:
         run_round(log)
         position = log.manifests.read(1).position
@@ -142,7 +142,7 @@ def test_damage_below_the_newest_snapshot_takes_no_page_away(twin: Twin) -> None
 
 
 def test_one_log_shows_what_describe_says(twin: Twin) -> None:
-    """By the same names, and its latest commits."""
+    """A log's page has the names of `describe`, and its latest commits."""
     with served(twin.where()) as url:
         text = unescape(ask(f"{url}/logs/visits").text)
     assert "2 changes" in text
@@ -154,7 +154,7 @@ def test_one_log_shows_what_describe_says(twin: Twin) -> None:
 
 
 def test_a_key_is_looked_up_with_its_history(twin: Twin) -> None:
-    """One that is there, one that is not, and one that cannot be."""
+    """A key is shown with its history, and a missing or impossible one with the reason."""
     with served(twin.where()) as url:
         found = ask(f"{url}/logs/visits/key?key=ann&history=yes")
         absent = ask(f"{url}/logs/visits/key?key=bob")
@@ -170,7 +170,7 @@ def test_a_key_is_looked_up_with_its_history(twin: Twin) -> None:
 
 
 def test_a_key_is_found_in_whatever_key_group_its_callers_gave_it(twin: Twin) -> None:
-    """In all of them, with the group of each, or in the one that is named."""
+    """A key is searched in all key groups, with the group of each, or in the given one."""
     options = statelog.LogOptions(partitions=2, key_groups=2, hash_rule="caller")
     with (
         twin.environment(),
@@ -192,7 +192,7 @@ def test_a_key_is_found_in_whatever_key_group_its_callers_gave_it(twin: Twin) ->
 
 
 def test_what_a_log_holds_is_text_on_the_page(twin: Twin) -> None:
-    """No key makes markup, moves a terminal or turns the direction of what follows it."""
+    """A key makes no markup, moves no terminal and does not turn the direction of the following text."""
     with served(twin.where()) as url:
         query = urlencode({"key": b64encode(HOSTILE), "bytes": "base64", "history": "yes"})
         answer = ask(f"{url}/logs/odd/key?{query}")
@@ -208,9 +208,7 @@ def test_what_a_log_holds_is_text_on_the_page(twin: Twin) -> None:
 
 
 def test_nothing_is_written_whatever_is_asked(twin: Twin, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Neither file nor record, nor lease, nor the file by which a store tells its time; and nothing but questions is
-    answered.
-    """
+    """No request writes a file, a record, a lease or the store's time file, and only questions are answered."""
     twin.clock.advance(10)
 
     def refuse(*_: object) -> float:
@@ -235,7 +233,7 @@ def test_nothing_is_written_whatever_is_asked(twin: Twin, monkeypatch: pytest.Mo
 
 
 def test_a_page_is_live(twin: Twin) -> None:
-    """What is committed while it is open comes by itself."""
+    """A commit appears on an open page by itself."""
     with (
         served(twin.where()) as url,
         closing(urllib.request.urlopen(f"{url}/logs/visits/events", timeout=30)) as events,
@@ -246,7 +244,7 @@ def test_a_page_is_live(twin: Twin) -> None:
         with statelog.Writer(log, "another") as writer:
             writer.put(b"ann", b"new")
             writer.commit()
-        for _ in range(10):  # What was already under way comes first.
+        for _ in range(10):  # An update that was under way comes first.
             twin.clock.advance(60)
             if ">another</td>" in _next_event(events):
                 return
@@ -254,7 +252,7 @@ def test_a_page_is_live(twin: Twin) -> None:
 
 
 def _next_event(events: Iterable[bytes]) -> str:
-    """The lines of the next event."""
+    """Return the lines of the next event."""
     lines: list[str] = []
     for line in events:
         if line.startswith(b"data: "):
@@ -265,7 +263,7 @@ def _next_event(events: Iterable[bytes]) -> str:
 
 
 def test_a_live_page_ends_with_the_server(twin: Twin, caplog: pytest.LogCaptureFixture) -> None:
-    """In order, and soon: its stream has an end, and nothing is logged of it."""
+    """A live page ends in order, soon after the server, and nothing is logged."""
     with served(twin.where()) as url:
         events = urllib.request.urlopen(f"{url}/logs/visits/events", timeout=30)
         assert _next_event(events)
@@ -275,7 +273,7 @@ def test_a_live_page_ends_with_the_server(twin: Twin, caplog: pytest.LogCaptureF
 
 
 def test_a_log_that_hangs_or_is_damaged_leaves_the_others_alone(twin: Twin) -> None:
-    """The page of another log is as fast as ever, and the list says which one does not answer."""
+    """A hanging or damaged log does not slow the pages of others, and the list names it."""
     gate = threading.Event()
 
     def hang(_method: str, path: str) -> Fault | None:
@@ -305,7 +303,7 @@ def test_a_log_that_hangs_or_is_damaged_leaves_the_others_alone(twin: Twin) -> N
 
 
 def test_the_token_is_asked_for(twin: Twin, tmp_path: Path) -> None:
-    """By every address, files and events, too."""
+    """Every address needs the token, files and events included."""
     token = tmp_path / "token"
     token.write_text("a token of some length", "utf-8")
     with served(twin.where(), listening_at("127.0.0.1:0", token_file=token)) as url:
@@ -320,7 +318,7 @@ def test_the_token_is_asked_for(twin: Twin, tmp_path: Path) -> None:
 
 
 def test_pages_come_over_tls(twin: Twin, tmp_path: Path) -> None:
-    """By the certificate that was given, and not in clear."""
+    """Pages come over TLS with the given certificate, and not in clear."""
     authority = trustme.CA()
     issued, certificate, key = authority.issue_cert("localhost"), tmp_path / "certificate.pem", tmp_path / "key.pem"
     issued.private_key_pem.write_to_path(key)
@@ -337,14 +335,14 @@ def test_pages_come_over_tls(twin: Twin, tmp_path: Path) -> None:
 
 
 def test_a_name_of_somebody_elses_is_not_answered(twin: Twin) -> None:
-    """A page on the web that makes its own name lead here gets nothing."""
+    """A request to a foreign name that leads to this machine is not answered."""
     with served(twin.where()) as url:
         assert ask(url, host="attacker.test").status == 400
         assert ask(url, host="localhost:1234").status == 200
 
 
 def test_an_address_that_is_taken_is_refused(twin: Twin) -> None:
-    """At once, by name, with what to do."""
+    """An address in use is refused at once, by name, with what to do."""
     with served(twin.where()) as url, PageViews(twin.where(), lambda _: MaterializerSettings()) as views:
         taken = listening_at(url.removeprefix("http://"))
         with pytest.raises(ConfigError, match="the address cannot be bound") as refused:
@@ -353,7 +351,7 @@ def test_an_address_that_is_taken_is_refused(twin: Twin) -> None:
 
 
 def test_a_log_that_was_made_anew_is_shown_from_its_beginning(twin: Twin) -> None:
-    """What is shown of the old one ends with the look that finds it gone, also if the new one has come as far."""
+    """The page of a re-created log drops the old one's data at the check that notices it, also at the same position."""
     with PageViews(twin.where(), lambda _: MaterializerSettings()) as views:
         seen = views.log("visits", 30.0)
         assert seen.value

@@ -1,4 +1,4 @@
-"""What the pictures of a log show."""
+"""The contents of a log's pictures."""
 
 from statelog.web.pictures import WIDTH, picture_of_runs, picture_of_topics
 
@@ -26,7 +26,7 @@ def _run(level: int, end_position: int, first: int, end: int, rows: int = 10) ->
 
 
 def test_a_partition_shows_what_is_covered_what_is_open_and_what_is_loose() -> None:
-    """In offsets, on one scale: the fullest partition is as wide as the picture."""
+    """A partition is drawn in offsets on one scale, and the fullest one is as wide as the picture."""
     picture = picture_of_topics([_partition(0, 100, 150, 180, 200), _partition(1, 0, 10, 10, 10)])
     shown = [(one.kind, one.x, one.width) for one in picture.shapes]
     assert shown == [
@@ -40,7 +40,10 @@ def test_a_partition_shows_what_is_covered_what_is_open_and_what_is_loose() -> N
 
 
 def test_positions_that_contradict_each_other_are_drawn_within_the_log() -> None:
-    """A snapshot reaches beyond a truncated end, a start lies above both: no shape is negative."""
+    """Contradicting positions are drawn within the log, without negative shapes.
+
+    A snapshot reaches beyond a truncated end, and a start lies above both.
+    """
     odd = [_partition(0, 50, 0, 0, 60), _partition(1, 0, 99, 10, 20), _partition(2, 5, 0, 0, 5)]
     shapes = picture_of_topics(odd).shapes
     assert all(one.width > 0 and one.x >= 0 and one.x + one.width <= WIDTH + 2 for one in shapes)
@@ -49,7 +52,7 @@ def test_positions_that_contradict_each_other_are_drawn_within_the_log() -> None
 
 
 def test_runs_lie_by_level_over_their_key_groups() -> None:
-    """Files of one run share a lane; the lowest level, whose newest run is first, is on top."""
+    """Files of one run share a lane. The lowest level, whose newest run is first, is on top."""
     runs = [_run(2, 10, 0, 512), _run(2, 10, 512, 1024), _run(0, 30, 0, 1024), _run(0, 20, 0, 1024)]
     picture = picture_of_runs(runs, 1024)
     lanes = sorted({one.y for one in picture.shapes})
@@ -61,7 +64,7 @@ def test_runs_lie_by_level_over_their_key_groups() -> None:
 
 
 def test_a_thousand_lanes_are_still_a_picture() -> None:
-    """Of a bounded height, with labels that do not lie on each other."""
+    """A picture of a thousand lanes has a bounded height, and its labels do not overlap."""
     picture = picture_of_topics([_partition(number, 0, 1, 2, 3) for number in range(1024)])
     assert picture.height <= 2048 + 1
     gaps = [after.y - before.y for before, after in zip(picture.labels, picture.labels[1:], strict=False)]
