@@ -86,7 +86,7 @@ def command(session: Session, listening: Listening) -> None:
             page_app(views, listening),
             listening,
             lambda: _wait(control),
-            told=lambda url: session.output.line(f"serving {url}"),
+            ready=lambda url: session.output.line(f"serving {url}"),
         )
 
 

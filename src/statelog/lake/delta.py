@@ -9,8 +9,8 @@ Invariants:
   writers, under an id that names the log and its ledger topic.
 - A commit applies to the table as the export opened it. It fails if anybody committed meanwhile, and delta-rs does not
   rebase it. So two exporters never apply the same changes twice.
-- All rows are written again, with a log line, if the log was truncated past the table's position, or if the table's
-  history no longer shows the last writer. An evolved value schema has the same effect, because unchanged rows would
+- All rows are written again, with a log line, if the log was truncated past the table's position, or the table's
+  history no longer shows the last writer. So they are after a change of the value schema, because unchanged rows would
   lack the defaults of new fields.
 - A table that holds anything else, or whose rows somebody else changed since, is refused without `replace`: its
   position says nothing about these rows. A source that fails leaves the table unchanged.

@@ -1,8 +1,7 @@
 """`Metrics`: the Prometheus metrics of this process. Needs the extra `metrics`.
 
-An observer that counts requests and steps in the client's own histograms and counters. A scrape reads the statistics
-of every open object. With PROMETHEUS_MULTIPROC_DIR, histograms and counters cover all processes; statistics cover this
-one.
+An observer that counts requests and steps in the client's histograms and counters; a scrape reads the statistics of
+every open object. With PROMETHEUS_MULTIPROC_DIR, the former cover all processes, statistics only this one.
 
 Invariants:
 - Objects are held weakly, and forgotten once they are closed, and in a fork: a scrape shows open objects only.

@@ -177,7 +177,7 @@ def shown_range(lost: LossRange) -> str:
 def missing(log: Log) -> tuple[LossRange, ...]:
     """Return the committed offsets behind the newest snapshot that lie below a partition's start or above its end.
 
-    Damaged records within the partition are not listed: a reader's error names them. Raises Damaged, Unavailable.
+    A reader's error names damaged records within the partition. Raises Damaged, Unavailable.
     """
     newest = log.manifests.newest()
     state = log.history.read().state
@@ -215,10 +215,7 @@ def taken_along(log: Log, ranges: Collection[LossRange]) -> Listing:
 
 
 def losses_listing(found: Sequence[AcceptedLoss], state: LedgerState) -> Listing:
-    """List the accepted losses: operator, time, reason and range.
-
-    An acceptance that does not `count` never reached the ledger, or was lost with the ledger's tail.
-    """
+    """List the accepted losses. One that does not `count` never reached the ledger, or was lost with its tail."""
     rows = [(show_time(one.accepted_s), *_cells_of(one, state)) for one in found]
     return Listing("losses", ("accepted", "operator", "reason", "given_up", "counts"), rows)
 

@@ -122,8 +122,7 @@ def drilling(
 ) -> Generator[None]:
     """Drill the logs of these names one after the other, every `every_s` seconds, while the block runs.
 
-    The drills run on a thread that also calls `on_event`. A drill under way at the end of the block is not awaited: it
-    only reads.
+    The drills run on a thread that also calls `on_event`. The end of the block waits for none: a drill only reads.
     """
     environment, over = current_environment(), threading.Event()
 

@@ -285,8 +285,8 @@ class _Examination:
         log = self._log
         data, ledger = log.data_offsets(), self._kafka.offsets(log.ledger_topic, [0])[0]
         numbers = set(log.manifests.numbers())
-        kept = [one for one in self._links if one.number in numbers]
-        own = [one for one in kept if one.identity == log.descriptor.identity]
+        retained = [one for one in self._links if one.number in numbers]
+        own = [one for one in retained if one.identity == log.descriptor.identity]
         accepted = self._plan.state.accepted if self._plan else ()
         is_aging = retention_s(*(one.config for one in self._topics[:2])) is not None
         listed = self._plan.next_offsets if self._plan and is_aging else None

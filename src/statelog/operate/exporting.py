@@ -87,10 +87,7 @@ def export_metrics(
 
 
 def export_from_worker() -> None:
-    """Count for the program that started this process, if PROMETHEUS_MULTIPROC_DIR is set and the extra is installed.
-
-    Has an effect once in each process.
-    """
+    """Count, once a process, for the program that started it, if PROMETHEUS_MULTIPROC_DIR and the extra are there."""
     if os.environ.get("PROMETHEUS_MULTIPROC_DIR") and not current_environment().observers:
         with suppress(ConfigError, ImportError):
             from prometheus_client import CollectorRegistry  # An extra. Another process answers scrapes.

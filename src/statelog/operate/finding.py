@@ -52,10 +52,9 @@ class Verdict(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
-    """The result of one check, by its `name` in the documents.
+    """The result of one check, by its `name` in the documents: `found` for people, `facts` for programs.
 
-    `found` is for people, `facts` are for programs. `why` names the consequence, `hint` the remedy; both are empty if
-    all is well.
+    `why` names the consequence, `hint` the remedy; both are empty if all is well.
     """
 
     name: str

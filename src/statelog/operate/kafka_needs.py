@@ -81,10 +81,8 @@ class Sent(NamedTuple):
 
 
 class Read(NamedTuple):
-    """The result of reading the acknowledged offsets.
-
-    `misplaced`: the number of records that were not there.
-    `skew_s`: the least difference between the brokers' clock and ours; None if the records bear no times.
+    """The result of reading the acknowledged offsets: how many records were not there (`misplaced`), and the least
+    difference of the brokers' clock from ours (`skew_s`; None if the records bear no times).
     """
 
     misplaced: int

@@ -39,10 +39,7 @@ _VALUE = b"statelog doctor %06d" + b"." * 80
 
 @dataclass(slots=True, kw_only=True)
 class ThrowAwayTopics:
-    """The data and the ledger topic of one name, made as by `statelog init` and removed afterwards.
-
-    `are_somebodys`: the topics exist, and are neither made nor removed.
-    """
+    """Data and ledger topic of one name, made as by `statelog init` and removed; neither if they `are_somebodys`."""
 
     kafka: Kafka
     name: str
@@ -147,10 +144,7 @@ class _Asking:
             return None
 
     def commit(self, store: Store, made: Sequence[TopicAnswer]) -> tuple[float, ...]:
-        """Return the latencies of commits of one change, on a log that waives every check.
-
-        The checks have findings of their own.
-        """
+        """Return the latencies of commits of one change, on a log that waives every check: each has its own finding."""
         found = made[0].found
         where = Where(self._kafka, store, allow_unsafe=tuple(Waiver), replication_factor=found.replication_factor)
         # DeleteRecords has a probe of its own.

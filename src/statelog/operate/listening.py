@@ -86,11 +86,10 @@ def listening_at(
 ) -> Listening:
     """Return the checked address HOST:PORT, with the token that the file holds.
 
-    `is_guarded`: every client that reaches the address is answered in the clear, because the network keeps strangers
-    out or the answers are no secret.
+    `is_guarded`: answer every client in the clear, because the network keeps strangers out or nothing is secret.
 
-    Raises ConfigError for an invalid address, a certificate or a key alone, a short token, and for a remotely reachable
-    address without a certificate and a token.
+    Raises ConfigError for an invalid address, a certificate or a key alone, and a short token; also for an address that
+    other machines reach, without certificate and token.
     """
     check_kind("an address to listen on", address, str, example="127.0.0.1:9400")
     host, port = _address(address)

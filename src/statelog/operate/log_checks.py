@@ -236,7 +236,7 @@ def of_in_sync(topics: Sequence[TopicDescription]) -> Verdict:
 
 
 def of_log_start(
-    kept: Sequence[Manifest],
+    retained: Sequence[Manifest],
     data: Mapping[int, OffsetRange],
     ledger: OffsetRange,
     accepted: Collection[LossRange],
@@ -245,29 +245,28 @@ def of_log_start(
     """Judge the log start against the offsets that every snapshot needs, except for accepted losses.
 
     The offsets must be older than the list of manifests, so that a round cannot truncate in between. `listed`: the
-    first offsets that commits behind the newest snapshot list. It is given if Kafka deletes by age: deleting
-    records that no commit lists is then harmless.
+    first offsets that commits behind the newest snapshot list, if Kafka deletes by age; deleting others is harmless.
     """
-    facts: dict[str, Fact] = {"ledger_start": ledger.start, "snapshots": len(kept)}
-    for manifest in reversed(kept):
+    facts: dict[str, Fact] = {"ledger_start": ledger.start, "snapshots": len(retained)}
+    for manifest in reversed(retained):
         needed = {p: manifest.next_offsets.get(p, 0) for p in data}
         if listed is not None:
-            idle = [p for p in data if needed[p] == kept[-1].next_offsets.get(p, 0)]
+            idle = [p for p in data if needed[p] == retained[-1].next_offsets.get(p, 0)]
             needed |= {p: listed.get(p, data[p].start) for p in idle}
-        gone = [p for p, there in sorted(data.items()) if not is_forfeited(accepted, p, needed[p], there.start)]
+        deleted = [p for p, there in sorted(data.items()) if not is_forfeited(accepted, p, needed[p], there.start)]
         is_behind = ledger.start > manifest.position
-        if not (gone or is_behind):
+        if not (deleted or is_behind):
             continue
-        is_newest = manifest is kept[-1]
-        where = "the ledger" if is_behind else f"partition {gone[0]}"
+        is_newest = manifest is retained[-1]
+        where = "the ledger" if is_behind else f"partition {deleted[0]}"
         found = f"{where} starts above what snapshot {manifest.number} needs"
         hint = "Find out what deletes records: a setting of the topic, a person, or a materializer of another root"
         if is_newest:
             hint = f"Restore the topic. {hint}. If records cannot be restored, use `statelog accept-loss`"
         severity = Severity.DAMAGED if is_newest else Severity.REFUSED
-        partition = None if is_behind else gone[0]
+        partition = None if is_behind else deleted[0]
         return Verdict(severity, found, hint, {**facts, "manifest": manifest.number, "partition": partition})
-    return Verdict(Severity.OK, f"snapshots: {len(kept)}, each with all the records that it needs", facts=facts)
+    return Verdict(Severity.OK, f"snapshots: {len(retained)}, each with all the records that it needs", facts=facts)
 
 
 # ---- ages

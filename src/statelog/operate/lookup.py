@@ -89,10 +89,9 @@ class KeyHistory:
 
 
 def history_of(log: Log, key: pa.Array, groups: Iterable[int], *, most: int, settings: RecoverySettings) -> KeyHistory:
-    """Return the changes of one key that the log still holds, at most the newest `most`.
+    """Return the newest `most` changes of one key that the log still holds. Reads all changes of the key's group.
 
-    Reads all changes of the key's group. Raises NotFound if the log was truncated past them meanwhile, Damaged,
-    Unavailable, StorageFull.
+    Raises NotFound if the log was truncated past them meanwhile, Damaged, Unavailable, StorageFull.
     """
     plan = plan_changes(log, key_groups=groups)
     schema = log.value_schemas.get(plan.value_schema_id or 0)
@@ -114,10 +113,7 @@ def history_of(log: Log, key: pa.Array, groups: Iterable[int], *, most: int, set
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """The keys that differ, as tables of `key_group`, `key` and `value` in one order: `before` and `after`.
-
-    A missing key has a null value.
-    """
+    """The keys that differ, as tables of `key_group`, `key` and `value` in one order; missing keys have null values."""
 
     start_position: int
     end_position: int

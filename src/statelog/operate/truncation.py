@@ -171,14 +171,14 @@ class _Snapshots:
 
     def _frees(self, number: int, since_s: float | None) -> str:
         policy, newest = self.settings.retention, sorted(self.superseded_s)
-        kept = retained_numbers(self.superseded_s, policy, self.leases, self.now_s)
+        retained = retained_numbers(self.superseded_s, policy, self.leases, self.now_s)
         if number in newest[-policy.keep :]:
             rounds = policy.keep - (len(newest) - 1 - newest.index(number))
             return f"{show_counted(rounds, 'more round')} with something new (keep={policy.keep})"
         pinned = [lease.name for lease in self.leases if lease.manifest_number == number]
         if pinned:
             return f"the end of {pinned[0]}"
-        if number in kept and since_s is not None:
+        if number in retained and since_s is not None:
             left_s = max(0.0, policy.min_age_s - (self.now_s - since_s))
             return f"a round in {show_duration(left_s)} or later (min_age={show_duration(policy.min_age_s)})"
         if number in self.pinned_at:

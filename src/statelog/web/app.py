@@ -275,8 +275,8 @@ def _key_values(found: KeyView) -> dict[str, object]:
     return {"found": found, "values": values, "history": history[::-1]}
 
 
-def serve(app: Starlette, listening: Listening, wait: Callable[[], object], *, told: Callable[[str], object]) -> None:
-    """Serve until `wait` returns; call `told` with the URL once pages are answered. Raises ConfigError."""
+def serve(app: Starlette, listening: Listening, wait: Callable[[], object], *, ready: Callable[[str], object]) -> None:
+    """Serve until `wait` returns; call `ready` with the URL once pages are answered. Raises ConfigError."""
     listening.context()  # Raises here, with a hint, before the server does.
     config = uvicorn.Config(
         app,
@@ -297,7 +297,7 @@ def serve(app: Starlette, listening: Listening, wait: Callable[[], object], *, t
                     raise Unavailable("the server ended during its start")
                 time.sleep(_POLL_S)
             port = bound.getsockname()[1]
-            told(Listening(host=listening.host, port=port, certificate=listening.certificate).url)
+            ready(Listening(host=listening.host, port=port, certificate=listening.certificate).url)
             wait()
         finally:
             app.state.is_ending = True  # Ends live pages.

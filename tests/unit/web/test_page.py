@@ -58,13 +58,13 @@ def served(where: Where, listening: Listening = _HERE) -> Generator[str]:
     urls: list[str] = []
     is_up, is_over = threading.Event(), threading.Event()
 
-    def told(url: str) -> None:
+    def ready(url: str) -> None:
         urls.append(url)
         is_up.set()
 
     with PageViews(where, lambda _: MaterializerSettings(restore_budget_s=60.0)) as views:
         app = page_app(views, listening)
-        server = threading.Thread(target=serve, args=(app, listening, is_over.wait), kwargs={"told": told})
+        server = threading.Thread(target=serve, args=(app, listening, is_over.wait), kwargs={"ready": ready})
         server.start()
         try:
             assert is_up.wait(30)
@@ -346,7 +346,7 @@ def test_an_address_that_is_taken_is_refused(twin: Twin) -> None:
     with served(twin.where()) as url, PageViews(twin.where(), lambda _: MaterializerSettings()) as views:
         taken = listening_at(url.removeprefix("http://"))
         with pytest.raises(ConfigError, match="the address cannot be bound") as refused:
-            serve(page_app(views, taken), taken, lambda: None, told=print)
+            serve(page_app(views, taken), taken, lambda: None, ready=print)
     assert "another port" in str(refused.value.hint)
 
 
