@@ -1,4 +1,4 @@
-"""The recovery cache when its process is killed or its disk is full: nothing stays that nobody cleans up."""
+"""The recovery cache when its process is killed or its disk is full: no file stays that nobody cleans up."""
 
 import errno
 import os
@@ -14,7 +14,7 @@ from tests.support.rigs.cache import CacheRig
 
 
 def test_a_killed_process_is_swept_and_a_living_one_is_not(tmp_path: Path) -> None:
-    """SIGKILL in the middle of a download leaves files, which the next cache removes; a live cache keeps its own."""
+    """The next cache removes the files of a SIGKILL in the middle of a download; a live cache retains its own."""
     living = CacheRig(tmp_path)
     run = living.put("a", b"data")
     living.read(run)
@@ -69,7 +69,7 @@ class _Full(MemoryStore):
 
 
 def test_a_full_disk_leaves_no_part_of_a_file(tmp_path: Path) -> None:
-    """StorageFull with the code, no partial file, and the same call succeeds when there is space."""
+    """A full disk is StorageFull with the code, without a partial file; the same call succeeds when there is space."""
     rig = CacheRig(tmp_path)
     run = rig.put("a", b"data")
     store = _Full(rig.disk, "rig")
@@ -85,7 +85,7 @@ def test_a_full_disk_leaves_no_part_of_a_file(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("fault", "kind"), [(Fault.BEFORE, StoreUnavailable), (None, NotFound)])
 def test_a_store_that_fails_leaves_nothing(tmp_path: Path, fault: Fault | None, kind: type[Exception]) -> None:
-    """A store that does not answer, or has no such run, is that error, and the cache is as before."""
+    """A store that does not answer, or lacks the run, is that error, and the cache is as before."""
     rig = CacheRig(tmp_path)
     run = rig.put("a", b"data")
     failing = MemoryStore(rig.disk, "rig", faults=lambda _method, _path: fault)

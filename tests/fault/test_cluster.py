@@ -1,8 +1,8 @@
 """A whole system on a real cluster of three nodes, under faults of nodes and of programs, judged commit by commit.
 
-Writers, a coordinator with tasks, two materializers that keep as little as they may, recoveries and a follower, each
-doing what the docs say; so an error that calls for a person ends the play, and nothing was lost. `docs/faults.md` says
-what is played. The seed of a run is in its summary, or in its log if it fails; `STATELOG_PLAY_SEED` plays it again.
+Writers, a coordinator with tasks, two materializers that retain as little as they may, recoveries and a follower run as
+the docs say. So an error that calls for a person ends the play, and nothing was lost. `docs/faults.md` describes the
+faults. The seed of a run is in its summary, or in its log if it fails; `STATELOG_PLAY_SEED` plays it again.
 """
 
 import logging
@@ -32,7 +32,7 @@ _LEAST_A_MINUTE = {"faults": 6, "acknowledged": 100, "recoveries": 10, "followed
 def test_no_acknowledged_commit_is_lost_and_no_alarm_is_false(
     cluster: Cluster, log_name: str, tmp_path: Path, minutes: float
 ) -> None:
-    """Every acknowledged commit is in history once, every state read is exact and new enough, and all actors live."""
+    """Every acknowledged commit is in history once, every state read is exact and new enough, and all actors go on."""
     seed = int(os.environ.get("STATELOG_PLAY_SEED") or random.SystemRandom().randrange(1 << 32))
     logging.getLogger(__name__).warning("seed %d", seed)
     least = {name: int(count * minutes) for name, count in _LEAST_A_MINUTE.items()}

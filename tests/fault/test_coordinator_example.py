@@ -1,7 +1,7 @@
 """The example of the README on a real broker: SIGKILL of workers and coordinator at every named step, and a zombie.
 
-What a process does at a step, once, is an object that pickles: a file in a directory that all of them share remembers
-that it happened, and to whom.
+The action of a process at a step, once, is an object that pickles. A file in a shared directory records that it
+happened, and to which process.
 """
 
 import os
@@ -25,7 +25,7 @@ from tests.support.services.broker import Broker
 
 
 def coordinate(job: Job) -> None:
-    """The coordinator's process: the example's, but its workers start quickly."""
+    """Run the coordinator's process: the example's, but its workers start quickly."""
     example.__dict__["SPAWN"] = quick_start()  # Of another type, with the same methods.
     Environment(crash=job.step).run(example.coordinate, job)
 
@@ -36,37 +36,37 @@ def nothing(_: str) -> None:
 
 @dataclass(frozen=True, slots=True)
 class DieOnce:
-    """SIGKILL for the first process at each of these steps."""
+    """An action that sends SIGKILL to the first process at each of these steps."""
 
     directory: Path
     steps: tuple[str, ...]
 
     def __call__(self, step: str) -> None:
-        """Die here, if nobody has yet."""
+        """Die here, if no process has yet."""
         if step in self.steps and _is_first(self.directory / step.replace(": ", "-")):
             os.kill(os.getpid(), signal.SIGKILL)
 
     @property
     def left(self) -> list[str]:
-        """The steps at which nobody died."""
+        """The steps at which no process died."""
         return [step for step in self.steps if not (self.directory / step.replace(": ", "-")).exists()]
 
 
 @dataclass(frozen=True, slots=True)
 class StopOnce:
-    """SIGSTOP for the first process at a step; `note` names it then."""
+    """An action that sends SIGSTOP to the first process at a step; `note` names it then."""
 
     note: Path
     step: str
 
     def __call__(self, step: str) -> None:
-        """Stand still here, if nobody has yet."""
+        """Stop here, if no process has yet."""
         if step == self.step and _is_first(self.note):
             os.kill(os.getpid(), signal.SIGSTOP)
 
     @property
     def pid(self) -> int:
-        """The process that stands still, or 0."""
+        """The stopped process, or 0."""
         return int(self.note.read_text() or 0) if self.note.exists() else 0
 
 
@@ -92,14 +92,14 @@ DEATHS = (
 
 @pytest.fixture(autouse=True)
 def _start_quickly(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The example's processes, forked off a server."""
+    """Fork the example's processes off a server."""
     monkeypatch.setattr(example, "SPAWN", quick_start())
     monkeypatch.setattr(example, "coordinate", coordinate)
 
 
 @pytest.fixture
 def rig(broker: Broker, log_name: str, tmp_path: Path) -> LogRig:
-    """A log of string keys."""
+    """Return a log of string keys."""
     made = real_rig(log_name, broker.bootstrap, tmp_path / "root")
     made.create(key_type=KeyType.STRING).close()
     return made
@@ -107,7 +107,7 @@ def rig(broker: Broker, log_name: str, tmp_path: Path) -> LogRig:
 
 @pytest.fixture
 def text(tmp_path: Path) -> Path:
-    """A text of a few batches."""
+    """Return a text of a few batches."""
     lines = [line for line in LICENSE.read_text("utf-8").splitlines() if line.strip()]
     path = tmp_path / "text"
     path.write_text("\n".join(lines[: BATCHES * LINES_PER_COMMIT]), "utf-8")
@@ -116,7 +116,7 @@ def text(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def make_job(rig: LogRig, text: Path, broker: Broker, tmp_path: Path) -> Callable[[Callable[[str], None]], Job]:
-    """The job, given what its processes do at their steps."""
+    """Return a function that makes the job, given the actions of its processes at their steps."""
     where = Where({"bootstrap.servers": broker.bootstrap}, str(tmp_path / "root"), allow_unsafe=UNSAFE)
 
     def make(step: Callable[[str], None]) -> Job:
@@ -126,7 +126,7 @@ def make_job(rig: LogRig, text: Path, broker: Broker, tmp_path: Path) -> Callabl
 
 
 def plain_count(text: Path) -> dict[str, int]:
-    """What a loop over the text counts."""
+    """Return the counts of a loop over the text."""
     return Counter(words(text.read_text("utf-8").splitlines()))
 
 
@@ -147,7 +147,7 @@ def test_killed_at_every_step(make_job: Callable[[Callable[[str], None]], Job], 
 def test_zombie_worker_of_a_dead_coordinator(
     make_job: Callable[[Callable[[str], None]], Job], rig: LogRig, text: Path, tmp_path: Path
 ) -> None:
-    """A worker sleeps while its coordinator is killed and the next one ends the work; what it writes then is void."""
+    """A worker sleeps while its coordinator is killed and the next one ends the work; its later writes are void."""
     sleeper = StopOnce(tmp_path / "sleeper", "worker: counted")
     coordinator = quick_start().Process(target=coordinate, args=(make_job(sleeper),))
     coordinator.start()

@@ -1,5 +1,6 @@
-"""A copy of a root, with the topics of the original: rounds on it remove nothing that the original still needs, in
-whatever order copy and original make theirs, until a person says which of them is the log's.
+"""A copy of a root, with the topics of the original: rounds on it remove nothing that the original still needs.
+
+This holds for any order of rounds on copy and original, until a person says which of them is the log's.
 """
 
 import shutil
@@ -39,16 +40,16 @@ class Places:
         )
 
     def store(self, root: str) -> LocalStore:
-        """The log's directory at this root."""
+        """Return the log's directory at this root."""
         (self.directory / root).mkdir(exist_ok=True)
         return LocalStore(self.directory / root, "log")
 
     def open(self, root: str) -> Log:
-        """As another process sees it."""
+        """Open the log as another process sees it."""
         return Log.open("log", where_at(self.kafka.join(), self.store(root)))
 
     def commit(self) -> None:
-        """Commit a change, by a job that is in the log's own root."""
+        """Commit a change, by a job in the log's own root."""
         self.commits += 1
         with Writer(self.open(self.home), "w") as writer:
             writer.put(b"k%d" % self.commits, b"v")
@@ -62,17 +63,17 @@ class Places:
         return outcome
 
     def copy(self, root: str = "root", to: str = "copy") -> None:
-        """As `cp -r` does."""
+        """Copy as `cp -r` does."""
         shutil.copytree(self.directory / root, self.directory / to)
 
     def start(self) -> int:
-        """Of the ledger."""
+        """Return the ledger's start."""
         return self.kafka.offsets("log.ledger", [0])[0].start
 
 
 @pytest.fixture
 def places(tmp_path: Path) -> Places:
-    """A log with three snapshots, truncated below the second, and a copy of its root."""
+    """Return a log with three snapshots, truncated below the second, and a copy of its root."""
     made = Places(tmp_path)
     for _ in range(3):
         made.round("root")
@@ -81,7 +82,7 @@ def places(tmp_path: Path) -> Places:
 
 
 def test_a_copy_of_the_root_truncates_nothing(places: Places) -> None:
-    """However many rounds it makes, and the original none: the original reads, rolls up and truncates as ever."""
+    """A copy of the root truncates nothing, by any number of rounds, and the original works as ever."""
     start = places.start()
     for _ in range(4):
         outcome = places.round("copy")
@@ -97,7 +98,7 @@ def test_a_copy_of_the_root_truncates_nothing(places: Places) -> None:
 
 
 def test_a_person_says_which_root_is_the_logs(places: Places) -> None:
-    """A root that was moved truncates again once it is claimed."""
+    """A root that was moved truncates again once a person claims it."""
     assert places.round("copy").cleanup.held_back
     claim_root(places.open("copy"))
     places.home = "copy"
@@ -107,7 +108,7 @@ def test_a_person_says_which_root_is_the_logs(places: Places) -> None:
 
 
 def test_what_was_copied_from_is_held_once_the_copy_is_claimed(places: Places) -> None:
-    """Both are alive: only the one that a person named truncates."""
+    """Of a claimed copy and its original, both in use, only the one that a person named truncates."""
     claim_root(places.open("copy"))
     start = places.start()
     assert "copy" in places.round("root").cleanup.held_back
@@ -115,7 +116,7 @@ def test_what_was_copied_from_is_held_once_the_copy_is_claimed(places: Places) -
 
 
 def test_a_root_without_a_snapshot_can_be_claimed(tmp_path: Path) -> None:
-    """It is copied, or moved, before its first round."""
+    """A root without a snapshot can be claimed: it was copied, or moved, before its first round."""
     places = Places(tmp_path)
     places.copy()
     claim_root(places.open("copy"))
@@ -124,9 +125,9 @@ def test_a_root_without_a_snapshot_can_be_claimed(tmp_path: Path) -> None:
 
 
 def test_an_older_copy_at_the_same_url_truncates_nothing(places: Places) -> None:
-    """A backup of the store was put back, or mounted by mistake: Kafka keeps what the newer one needs.
+    """A store's backup that was put back, or mounted by mistake, truncates nothing: the newer one may need it.
 
-    Here the ledger still reaches the backup's newest manifest, and its next one is again of the number that was lost.
+    Here the ledger still reaches the backup's newest manifest, and its next one has a lost manifest's number.
     """
     published = places.kafka.cluster.published
     (key,) = published
@@ -149,7 +150,7 @@ def test_an_older_copy_at_the_same_url_truncates_nothing(places: Places) -> None
 
 
 def test_daemons_on_one_root_do_not_hold_each_other(tmp_path: Path) -> None:
-    """They see each other's manifests, also where the one that was published last has been dropped since."""
+    """Daemons on one root see each other's manifests, also where the last published one has been dropped since."""
     cluster, disk = MemoryCluster(), MemoryDisk(lambda: 0.0)
     kafka = MemoryKafka(cluster=cluster)
     Log.create(
@@ -169,7 +170,7 @@ def test_daemons_on_one_root_do_not_hold_each_other(tmp_path: Path) -> None:
         (key,) = cluster.published
         late = late or cluster.published[key]
         if turn == 6:
-            cluster.published[key] = late  # A round that stalled publishes a manifest that is long gone.
+            cluster.published[key] = late  # A stalled round publishes a manifest that was deleted long ago.
     assert disk.get(f"log/{MANIFESTS.path(8)}")
 
 
@@ -177,7 +178,7 @@ def test_daemons_on_one_root_do_not_hold_each_other(tmp_path: Path) -> None:
 def test_what_cannot_be_read_holds_nothing(
     error: StatelogError, places: Places, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What is only for tools fails no round: without the right, or an answer, rounds truncate as they did."""
+    """A publication that cannot be read holds nothing: it is only for tools, and rounds truncate as before."""
 
     def refused(*_: object) -> str:
         raise error
@@ -190,14 +191,14 @@ def test_what_cannot_be_read_holds_nothing(
     "text", ["", "{}", "[]", "x", '{"ledger":1,"number":1,"nonce":"","url":""}', "null", "[" * 4000]
 )
 def test_what_is_no_publication_holds_nothing(text: str, places: Places) -> None:
-    """Whatever stands beside the offset: that of rounds of before, or of somebody else's tool."""
+    """Foreign metadata at the offset holds nothing: an earlier release's, or another tool's."""
     (key,) = places.kafka.cluster.published
     places.kafka.cluster.published[key] = 0, text
     assert places.round("copy").cleanup.held_back == ""
 
 
 def test_a_publication_of_other_topics_holds_nothing(places: Places) -> None:
-    """The log goes on on new topics of the same names."""
+    """A publication of other topics holds nothing: the log goes on on new topics of the same names."""
     (key,) = places.kafka.cluster.published
     offset, text = places.kafka.cluster.published[key]
     found = Publication.from_text(text)
@@ -207,8 +208,9 @@ def test_a_publication_of_other_topics_holds_nothing(places: Places) -> None:
 
 
 def test_two_rounds_that_slept_are_no_copy(tmp_path: Path) -> None:
-    """One put its manifest in a slot that was cleaned up since, the other publishes that number at last: the next round
-    truncates as ever.
+    """Two stalled rounds are no copy: one fills a slot that was cleaned up, the other publishes that number late.
+
+    The next round truncates as ever.
     """
     places = Places(tmp_path)
     places.round("root")
@@ -232,8 +234,10 @@ def test_two_rounds_that_slept_are_no_copy(tmp_path: Path) -> None:
 def test_a_publication_above_our_own_manifest_is_compared_with_the_one_that_is_there(
     places: Places, *, is_ours: bool
 ) -> None:
-    """A round that slept behind its put finds what the next one published: of this root it holds nothing, of another
-    one it holds truncation, though nothing follows that manifest yet and so no link can show whose it is.
+    """A publication above our own manifest is compared with the present one.
+
+    A round that stalled behind its put finds the next one's publication. One of this root holds nothing. One of another
+    root holds truncation, though no manifest follows it yet and so no link can show its owner.
     """
     group = "statelog.log.materializer"
 

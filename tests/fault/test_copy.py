@@ -1,5 +1,6 @@
-"""A log that is copied into another one: the copy is closed until it is whole and finished, wherever the copier dies,
-and then goes on as the log would have. On the twins, as two clusters with a store each. Its writers: `test_copy_fence`.
+"""A log that is copied into another one: the copy is closed until it is whole and finished, wherever the copier dies.
+
+Then it goes on as the log would have. On the twins, as two clusters with a store each. Its writers: `test_copy_fence`.
 """
 
 from collections.abc import Iterable
@@ -63,16 +64,16 @@ V2 = (
 
 @pytest.fixture
 def move(tmp_path: Path) -> Move:
-    """A log of two writers with two snapshots and a tail, of which nothing was copied yet."""
+    """Return a log of two writers with two snapshots and a tail, of which nothing was copied yet."""
     return begun(tmp_path)
 
 
-# ---- the way
+# ---- the ordinary course
 
 
 @pytest.mark.parametrize("copies", [1, 2, 5])
 def test_a_copy_goes_on_as_the_log_would_have(move: Move, copies: int) -> None:
-    """The whole state first, then what is new, the last time to finish. Writers continue their checkpoints."""
+    """A copy has the whole state first, then the new part, and finishes last; writers continue their checkpoints."""
     for number in range(copies):
         is_last = number == copies - 1
         done = move.copy(finish=is_last)
@@ -93,7 +94,7 @@ def test_a_copy_goes_on_as_the_log_would_have(move: Move, copies: int) -> None:
 
 
 def test_nothing_new_is_nothing_done(move: Move) -> None:
-    """Neither a manifest nor a record."""
+    """A copy without news puts neither a manifest nor a record."""
     first = move.copy()
     with move.new.open() as log:
         before = log.manifests.numbers(), log.ledger.end()
@@ -103,7 +104,7 @@ def test_nothing_new_is_nothing_done(move: Move) -> None:
 
 
 def test_two_copies_begin_at_once(move: Move, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The log that one of them has made is the other's, too; and nobody is told to delete it."""
+    """Two copies that begin at once share the log that one of them made, and neither hints at a deletion."""
     opened, rivals = Log.open, iter([move.copy])
 
     def open_late(name: str, where: Where) -> Log:
@@ -119,7 +120,7 @@ def test_two_copies_begin_at_once(move: Move, monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_an_empty_log_is_copied_too(tmp_path: Path) -> None:
-    """Its copy is one without runs, and closed all the same."""
+    """The copy of an empty log has no runs, and is closed all the same."""
     move = Move(tmp_path)
     move.old.create().close()
     assert move.copy().changes == 0
@@ -129,7 +130,9 @@ def test_an_empty_log_is_copied_too(tmp_path: Path) -> None:
 
 
 def test_what_the_log_truncated_is_copied_whole_again(move: Move) -> None:
-    """Two rounds later the changes since the last copy are in no topic; keys that are gone meanwhile are gone here."""
+    """A copy is whole after two rounds, though no topic has the changes since the last copy; deleted keys stay
+    deleted.
+    """
     move.copy()
     with move.old.open() as log:
         for _ in range(3):
@@ -150,7 +153,7 @@ def test_what_the_log_truncated_is_copied_whole_again(move: Move) -> None:
 
 
 def test_a_table_goes_on_in_the_copy(tmp_path: Path) -> None:
-    """With its progress; its directory of the old log is set aside, and is not taken for the new one's of that name."""
+    """A table goes on in the copy with its progress; its old log's directory is quarantined, and not reused."""
     old, new = twin_rig("log"), twin_rig("log", cluster=MemoryCluster(cluster_id="another"))
     directory = tmp_path / "state"
     tables = TableRig(old, directory)
@@ -171,7 +174,7 @@ def test_a_table_goes_on_in_the_copy(tmp_path: Path) -> None:
 
 
 def test_values_keep_their_schemas(tmp_path: Path) -> None:
-    """Each under its id, also one that is new since the last copy."""
+    """Values keep their schemas, each under its id, also one that is new since the last copy."""
     old, new = twin_rig("old"), twin_rig("new", cluster=MemoryCluster(cluster_id="another"))
     with old.create(value_schema=V1) as log:
         with Writer(log, "w") as writer:
@@ -190,7 +193,7 @@ def test_values_keep_their_schemas(tmp_path: Path) -> None:
 
 
 def test_the_history_of_before_is_not_held(move: Move) -> None:
-    """Changes and states begin where the copy was finished; what lies below is refused, and says so."""
+    """Changes and states begin where the copy was finished; lower positions are refused with the reason."""
     move.copy()
     done = move.copy(finish=True)
     with move.new.open() as log:
@@ -204,13 +207,13 @@ def test_the_history_of_before_is_not_held(move: Move) -> None:
 
 
 def test_nobody_writes_by_the_name_of_the_copy(move: Move) -> None:
-    """In whose last commit the copy says where it comes from."""
+    """No writer takes the name of the copy, whose last commit names the copy's source."""
     with move.old.open() as log, pytest.raises(InvalidName, match="reserved"):
         Writer(log, COPIER)
 
 
 def test_a_copy_of_a_copy_names_the_log_that_it_is_one_of(move: Move, tmp_path: Path) -> None:
-    """A log that was moved once is moved again."""
+    """A copy of a copy names the log that it was copied from: a log that was moved once is moved again."""
     move.copy(finish=True)
     third = twin_rig("third", cluster=MemoryCluster(cluster_id="a third"))
     with move.new.open() as log:
@@ -233,7 +236,7 @@ def test_a_copy_of_a_copy_names_the_log_that_it_is_one_of(move: Move, tmp_path: 
     ],
 )
 def test_a_copier_that_dies_at_a_named_point_goes_on(phase: str, point: str, tmp_path: Path) -> None:
-    """What is there is closed, or is the finished copy; run again, it ends as if it had never died."""
+    """A dead copier leaves a closed or the finished copy; its next run ends as if it had never died."""
     move = begun(tmp_path)
     if phase != "first":
         move.copy()
@@ -254,7 +257,7 @@ def test_a_copier_that_dies_at_a_named_point_goes_on(phase: str, point: str, tmp
 
 
 def settle(move: Move) -> None:
-    """Run the copy again to its end, after a death: unless it died behind the put that finishes it."""
+    """Run the copy again to its end, after a death, unless it died behind the final put."""
     try:
         with move.new.open() as log:
             assert recover(log).to_dict() == move.model
@@ -267,7 +270,7 @@ def settle(move: Move) -> None:
 @pytest.mark.parametrize("each", [pytest.param(2, id="some"), pytest.param(1, id="all", marks=pytest.mark.soak)])
 @pytest.mark.parametrize("after", [False, True])
 def test_a_copier_that_dies_at_any_call_goes_on(after: bool, each: int, tmp_path: Path) -> None:
-    """Before a call to Kafka or a store, on either side, or after it: from nothing to a copy that is finished."""
+    """A copier may die before or after any call to Kafka or a store, on either side: its next run finishes."""
     dead = 0
     for turn, dead in enumerate(count(int(after) % each, each)):
         move = begun(tmp_path)
@@ -285,14 +288,14 @@ def test_a_copier_that_dies_at_any_call_goes_on(after: bool, each: int, tmp_path
     assert dead > 60
 
 
-# ---- others
+# ---- other processes
 
 
 @pytest.mark.parametrize(
     "point", ["after-plan", "after-newest", "after-close", "after-upload", "after-verify", "after-list"]
 )
 def test_a_copier_that_slept_takes_nothing_back(move: Move, point: str) -> None:
-    """Another one finished the copy, and writers committed: it is told, and its Restart costs them an Open at most."""
+    """A copier that slept learns that another one finished, and its Restart costs the writers at most an Open."""
     move.copy()
     with move.old.open() as log:
         move.write(log)
@@ -309,7 +312,7 @@ def test_a_copier_that_slept_takes_nothing_back(move: Move, point: str) -> None:
     writers: list[Writer] = []
     with pytest.raises((AlreadyExists, LogInUse), match=r"finished|faster"):
         Environment(crash=sleep).run(move.copy)
-    if point == "after-newest":  # Its Restart stands behind the writer's Open.
+    if point == "after-newest":  # Its Restart lies behind the writer's Open.
         with pytest.raises(Fenced):
             writers[0].commit()
     writers[0].close()
@@ -317,7 +320,7 @@ def test_a_copier_that_slept_takes_nothing_back(move: Move, point: str) -> None:
 
 
 def test_what_is_copied_is_held_until_it_was_compared(move: Move, monkeypatch: pytest.MonkeyPatch) -> None:
-    """However long its files go up and are read back, the lease is renewed."""
+    """The lease of a copied snapshot is renewed while its files are uploaded and read back, however long that takes."""
     monkeypatch.setattr("statelog.materializer.copy._TERMS", Terms("statelog copy", 0.3))
     renewed = list[str]()
 
@@ -336,7 +339,9 @@ def test_what_is_copied_is_held_until_it_was_compared(move: Move, monkeypatch: p
 
 
 def test_a_log_that_moved_on_before_its_copy_was_compared_is_told(move: Move) -> None:
-    """Where no lease held it. No file of the copy is missing, and nothing is lost: it is copied again."""
+    """A log that moved on without a lease before its copy was compared raises; nothing is lost, and it is
+    copied again.
+    """
 
     def move_on() -> None:
         with move.old.open() as log:
@@ -358,7 +363,10 @@ def test_a_log_that_moved_on_before_its_copy_was_compared_is_told(move: Move) ->
 
 @pytest.mark.usefixtures("at_once")
 def test_a_log_that_lost_what_was_copied_is_told(move: Move) -> None:
-    """Its ledger ends below the place in the copy, or has grown again with other records: nothing is copied."""
+    """A log that lost copied records raises: its ledger ends below the copy's position, or has grown again.
+
+    Nothing is copied.
+    """
     move.copy()
     with move.old.open() as log:
         end = log.ledger.end()
@@ -374,7 +382,7 @@ def test_a_log_that_lost_what_was_copied_is_told(move: Move) -> None:
 
 
 def test_a_source_that_is_gone_costs_what_was_not_copied(move: Move) -> None:
-    """The copy is opened as it was copied last, and only once there is something in it."""
+    """A missing source costs its uncopied part: the copy opens as of the last copy, and only if it has any state."""
     with pytest.raises(NotFound):
         finish_copy("old", "new", move.new.where())
     with pytest.raises(Crash):
@@ -395,7 +403,7 @@ def test_a_source_that_is_gone_costs_what_was_not_copied(move: Move) -> None:
 
 @pytest.mark.parametrize("copies", [0, 1])
 def test_a_snapshot_is_copied_without_its_cluster(move: Move, copies: int) -> None:
-    """The newest one, with the progress that it has."""
+    """The newest snapshot is copied without its cluster, with its progress."""
     with move.old.open() as log:
         move.round(log)
         kept, number = dict(move.model), move.number
@@ -414,7 +422,7 @@ def test_a_snapshot_is_copied_without_its_cluster(move: Move, copies: int) -> No
 
 
 def test_a_copy_does_not_go_back_to_a_snapshot(move: Move) -> None:
-    """What was copied of the tail is in no snapshot: the copy keeps it."""
+    """A copy does not go back to a snapshot: it retains the copied tail, which no snapshot has."""
     move.copy()
     with open_snapshots("old", Where(None, move.old.store())) as alone, pytest.raises(NotFound, match="has more"):
         copy_log(alone, "new", move.new.where(), is_alone=True, settings=settings_for(move.scratch))
@@ -426,7 +434,7 @@ def test_a_copy_does_not_go_back_to_a_snapshot(move: Move) -> None:
 
 
 def test_a_copy_that_differs_is_not_put(move: Move, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever the reason: a row less, and both states differ. What it uploaded goes with it."""
+    """A copy that differs is not put, whatever the reason: here a row less. Its uploads are deleted."""
     write = engine_module.write_tables
 
     def careless(tables: Iterable[pa.Table], output: TaskOutput, work: RoundWork) -> list[LocalRunRef]:
@@ -445,7 +453,7 @@ def test_a_copy_that_differs_is_not_put(move: Move, monkeypatch: pytest.MonkeyPa
 
 @pytest.mark.usefixtures("busy_ledger")
 def test_a_copy_that_has_what_its_log_gave_up_says_what_to_do(move: Move) -> None:
-    """No memory and no disk is to blame, and to copy again would end the same for ever."""
+    """A copy that has forfeited commits of its log gets a hint of its own: copying again would never end otherwise."""
     with move.old.open() as log:
         move.write(log, "w")
     move.copy()
@@ -460,7 +468,7 @@ def test_a_copy_that_has_what_its_log_gave_up_says_what_to_do(move: Move) -> Non
 
 
 def test_only_a_copy_is_copied_into(move: Move, tmp_path: Path) -> None:
-    """Not a log of its own, rolled up or not; nor another log's copy, nor a finished one, nor one of other shape."""
+    """Only a copy is copied into: no log of its own, no other log's copy, none that is finished or shaped otherwise."""
     with move.new.create() as log:
         with pytest.raises(AlreadyExists, match="no copy"):
             move.copy()

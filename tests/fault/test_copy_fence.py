@@ -1,4 +1,4 @@
-"""A log that is finished into a copy while somebody writes to it: what was acknowledged is in the copy, or is named."""
+"""A log that is finished into a copy while a writer is open: acknowledged commits are in the copy, or are named."""
 
 from pathlib import Path
 
@@ -19,13 +19,16 @@ pytestmark = pytest.mark.usefixtures("impatient")
 
 @pytest.fixture
 def move(tmp_path: Path) -> Move:
-    """A log of two writers with two snapshots and a tail, of which nothing was copied yet."""
+    """Return a log of two writers with two snapshots and a tail, of which nothing was copied yet."""
     return begun(tmp_path)
 
 
 @pytest.mark.parametrize("point", ["after-fence", "after-plan", "after-close", "after-upload", "after-verify"])
 def test_a_log_that_is_opened_behind_the_fence_is_not_finished(move: Move, point: str) -> None:
-    """A commit there would be in neither log: the copy stays closed, and goes on later. Who opened was told, too."""
+    """A log that is opened behind the fence is not finished: the copy stays closed, and goes on later.
+
+    A commit there would be in neither log. The opener gets the error, too.
+    """
 
     def write(name: str) -> None:
         if name == point:
@@ -43,7 +46,10 @@ def test_a_log_that_is_opened_behind_the_fence_is_not_finished(move: Move, point
 
 @pytest.mark.parametrize("point", [*CRASH_POINTS, *ROUND_POINTS])
 def test_what_a_living_writer_was_told_is_in_the_finished_copy(move: Move, point: str) -> None:
-    """Wherever its next commit falls: before the fence it is copied, behind it the writer is Fenced, by the copy."""
+    """A living writer's acknowledged commit is in the finished copy, wherever it falls.
+
+    Before the fence it is copied; behind it the copy has fenced the writer.
+    """
     writer = Writer(move.old.open(), "w")
 
     def write(name: str) -> None:
@@ -67,7 +73,7 @@ def test_what_a_living_writer_was_told_is_in_the_finished_copy(move: Move, point
 
 @pytest.mark.parametrize("point", ["after-list", "after-put", "after-publish"])
 def test_a_log_that_is_opened_as_its_copy_is_finished_is_named(move: Move, point: str) -> None:
-    """Behind the last look before the put: the run fails, and says which checkpoints are in no copy."""
+    """A copy fails if the log is opened behind the last check before the put, and names the checkpoints in no copy."""
 
     def write(name: str) -> None:
         if name == point:
@@ -83,7 +89,10 @@ def test_a_log_that_is_opened_as_its_copy_is_finished_is_named(move: Move, point
 
 
 def test_a_log_that_was_moved_says_so_to_whoever_opens_it(move: Move) -> None:
-    """Also once a round has put the copy's Open into a snapshot; a copy that was not finished leaves no mark."""
+    """A moved log says so at every open, also once a round has put the copy's Open into a snapshot.
+
+    An unfinished copy leaves no mark.
+    """
     move.copy()
     with move.old.open() as log:
         move.write(log)

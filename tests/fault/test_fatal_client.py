@@ -1,4 +1,4 @@
-"""Producers that end by a fatal error of the client: typed from every call, settled, and the next life is exact."""
+"""Producers that end by a fatal error of the client: typed from every call, resolved, and exact afterwards."""
 
 import ctypes
 import time
@@ -41,19 +41,19 @@ def make_fatal(producer: object) -> None:
 
 
 class Remembering(ConfluentKafka):
-    """Keeps the producers that it made, so that a test can end them."""
+    """A Kafka port that remembers the producers that it made, so that a test can end them."""
 
     made: list[ConfluentProducer]
 
     def producer(self) -> ConfluentProducer:
-        """A producer, remembered."""
+        """Return a producer, and remember it."""
         self.made = [*getattr(self, "made", []), super().producer()]
         return self.made[-1]
 
 
 @pytest.fixture
 def real(broker: Broker, log_name: str, tmp_path: Path) -> Iterator[tuple[LogRig, Remembering]]:
-    """A log on the broker, all of whose producers one object makes."""
+    """Yield a log on the broker, all of whose producers one object makes."""
     kafka = Remembering(client_config({"bootstrap.servers": broker.bootstrap}))
     yield LogRig(log_name, lambda: kafka, lambda: open_store(str(tmp_path), log_name)), kafka
     kafka.close()
@@ -85,7 +85,7 @@ def _close(writer: Writer, kafka: Remembering) -> None:
 def test_a_really_fatal_error_stays_in_the_tree(
     real: tuple[LogRig, Remembering], call: Callable[[Writer, Remembering], None]
 ) -> None:
-    """The client's own fatal state, in any call of a writer: an error of ours or none, and the next life is exact."""
+    """In the client's fatal state every writer call raises an error of ours or none; the next incarnation is exact."""
     rig, kafka = real
     log = rig.create(partitions=1)
     writer = Writer(log, "w")
@@ -108,7 +108,7 @@ def test_a_really_fatal_error_stays_in_the_tree(
 
 @pytest.mark.broker
 def test_a_producer_made_ahead_that_is_over(real: tuple[LogRig, Remembering]) -> None:
-    """A standby's, which ended while nobody used it, and in a fork: the promotion opens through another one."""
+    """A standby's spare producer that failed while idle, or in a fork, is replaced at the promotion."""
     rig, kafka = real
     with TableRig(rig, None).open() as table, TableRig(rig, None).standby() as standby:
         table[b"a"] = b"1"
@@ -133,7 +133,7 @@ def _check_none_to_take(standby: Standby[bytes, bytes]) -> None:
 
 @pytest.mark.broker
 def test_what_is_in_flight_is_unknown(broker: Broker) -> None:
-    """Every record is reported once; later sends are refused; closing says nothing more."""
+    """Every record in flight is reported once as unknown; later sends are refused, and closing reports nothing more."""
     kafka = ConfluentKafka(client_config({"bootstrap.servers": broker.bootstrap}))
     producer, reports = kafka.producer(), list[Delivery]()
     for _ in range(10):
@@ -152,7 +152,7 @@ def test_what_is_in_flight_is_unknown(broker: Broker) -> None:
 
 
 def _story(rig: LogRig, told: list[int]) -> None:
-    """Commits by a writer and by a coordinator with a task; `told` gets the writer's checkpoints as they are told."""
+    """Commit by a writer and by a coordinator with a task; `told` gets the writer's acknowledged checkpoints."""
     with rig.open() as log:
         writer = Writer(log, "w")
         try:
@@ -175,7 +175,7 @@ def _story(rig: LogRig, told: list[int]) -> None:
 @pytest.mark.parametrize("fate", [Fate.FATAL, Fate.FATAL_APPENDED])
 @pytest.mark.parametrize("number", range(9))
 def test_a_fatal_error_at_any_send_is_typed_and_settled(fate: Fate, number: int) -> None:
-    """Whatever send it comes with, nothing but our errors comes out, and what was told committed is there."""
+    """A fatal error at any send is typed: only our errors are raised, and acknowledged commits are there."""
     rig = twin_rig("f")
     rig.create(partitions=1).close()
     first = rig.cluster.sends

@@ -1,4 +1,4 @@
-"""A writer that was idle while the ledger was truncated past its place: it goes on from the newest manifest."""
+"""A writer that was idle while the ledger was truncated past its position: it goes on from the newest manifest."""
 
 from pathlib import Path
 
@@ -16,7 +16,7 @@ from tests.support.rigs.log import TwinLog, settings_for, state_of, twin_rig
 
 
 def key_in(log: Log, partition: int) -> bytes:
-    """A key of this partition."""
+    """Return a key of this partition."""
     shape = log.descriptor
     for i in range(1_000):
         group = key_group_of(b"k%d" % i, shape.key_type, shape.key_groups)
@@ -26,7 +26,7 @@ def key_in(log: Log, partition: int) -> bytes:
 
 
 def materialize_past(twin: TwinLog, log: Log, scratch: Path, epoch: int, partition: int) -> bytes:
-    """Commits of another writer, and rounds, until the ledger starts above `epoch`. Returns the key that it wrote."""
+    """Commit by another writer, and run rounds, until the ledger starts above `epoch`. Return the key that it wrote."""
     key = key_in(log, partition)
     for i in range(1, 10):
         with twin.open() as other, Writer(other, "busy", partitions=[partition]) as writer:
@@ -39,7 +39,7 @@ def materialize_past(twin: TwinLog, log: Log, scratch: Path, epoch: int, partiti
 
 
 def test_idle_writer_commits_after_truncation(tmp_path: Path) -> None:
-    """Its epoch is in the manifest's folded ledger, so its next commits are valid and seen."""
+    """An idle writer's epoch is in the manifest's folded ledger, so its next commits are valid and visible."""
     twin = TwinLog()
     with twin.open() as log, twin.open() as daemon, Writer(log, "idle", partitions=[1, 2]) as writer:
         materialize_past(twin, daemon, tmp_path, writer.grant.epoch, partition=0)
@@ -52,7 +52,7 @@ def test_idle_writer_commits_after_truncation(tmp_path: Path) -> None:
 
 
 def test_idle_writer_learns_that_it_was_fenced(tmp_path: Path) -> None:
-    """The Open that fenced it is truncated, but the manifest knows that its epoch is not live."""
+    """An idle writer learns that it was fenced: the fencing Open is truncated, but the manifest knows."""
     twin = TwinLog()
     with twin.open() as log, twin.open() as daemon:
         writer = Writer(log, "idle")
@@ -70,8 +70,9 @@ def test_idle_writer_learns_that_it_was_fenced(tmp_path: Path) -> None:
 def test_a_writer_that_stood_still_is_not_told_that_its_commit_came_too_late(
     tmp_path: Path, fate: Fate, *, is_lost: bool
 ) -> None:
-    """Its commit counts, and rounds truncated it, before it looked; who took over committed more. That the commit is
-    not to be seen any more says nothing: Fenced would say that it does not count.
+    """A paused writer's valid commit is not called late, though rounds truncated it and its successor committed more.
+
+    That the commit is no longer visible says nothing: Fenced would say that it does not count.
     """
     faults, clock = LedgerFaults(), Clock()
     rig = twin_rig("s", faults)

@@ -1,4 +1,4 @@
-"""A writer that is interrupted, forked, or closed in the middle of a call: it ends, and leaves nothing open."""
+"""A writer that is interrupted, forked, or closed in the middle of a call: it ends, and leaves no client open."""
 
 import math
 import os
@@ -28,19 +28,19 @@ pytestmark = pytest.mark.filterwarnings("ignore::statelog.errors.UncommittedChan
 
 @pytest.fixture
 def rig() -> LogRig:
-    """A log's two places, in memory."""
+    """Return a log's two places, in memory."""
     return twin_rig("l")
 
 
 @pytest.fixture
 def log(rig: LogRig) -> Iterator[Log]:
-    """A new log of opaque values under bytes keys."""
+    """Yield a new log of opaque values under bytes keys."""
     with rig.create() as created:
         yield created
 
 
 class InterruptedValue(bytes):
-    """A value during whose buffering Ctrl-C is pressed."""
+    """A value that raises KeyboardInterrupt while it is buffered."""
 
     __slots__ = ()
 
@@ -49,7 +49,7 @@ class InterruptedValue(bytes):
 
 
 def test_an_interrupted_put_ends_the_writer(rig: LogRig, log: Log) -> None:
-    """Ctrl-C half way through a put leaves the buffer in doubt, so nothing of it can be committed."""
+    """Ctrl-C half way through a put leaves the buffer in doubt, so no part of it can be committed."""
     writer = Writer(log, "w")
     writer.put(b"k", b"v")
     with pytest.raises(KeyboardInterrupt):
@@ -63,7 +63,7 @@ def test_an_interrupted_put_ends_the_writer(rig: LogRig, log: Log) -> None:
 
 
 def test_an_interrupted_task_ends(log: Log) -> None:
-    """The same for a task: it gives no handle after it."""
+    """An interrupted task gives no handle afterwards."""
     with Coordinator(log, "c") as coordinator:
         task = TaskWriter(log.kafka.producer(), coordinator.task(1), slot=0)
         with pytest.raises(KeyboardInterrupt):
@@ -73,7 +73,9 @@ def test_an_interrupted_task_ends(log: Log) -> None:
 
 
 def test_a_forked_child_has_no_task(rig: LogRig, log: Log) -> None:
-    """Parent and child would send under one number, and a reader could not tell whose chunks are whose."""
+    """A forked child has no task: parent and child would send under one number, with chunks that no reader
+    could tell.
+    """
     with Coordinator(log, "c") as coordinator:
         task = TaskWriter(log.kafka.producer(), coordinator.task(1), slot=0)
         task.put(b"k", b"v")
@@ -92,7 +94,10 @@ def test_a_forked_child_has_no_task(rig: LogRig, log: Log) -> None:
 
 
 def test_another_thread_does_not_close_a_writer_at_work(rig: LogRig, log: Log) -> None:
-    """Its owner may be inside the clients that would go. Once that thread has ended anybody may."""
+    """Another thread does not close a writer at work, whose owner may be inside its clients.
+
+    Any thread may once the owner's has ended.
+    """
     made: list[Writer] = []
     refusals: list[BaseException] = []
 
@@ -121,7 +126,10 @@ def test_another_thread_does_not_close_a_writer_at_work(rig: LogRig, log: Log) -
 
 
 def test_a_writer_is_not_closed_inside_a_commit(rig: LogRig, log: Log) -> None:
-    """As a signal's handler does it: its clients are in use. The refusal comes out here, and breaks it off."""
+    """A writer is not closed inside a commit, as by a signal's handler: its clients are in use.
+
+    The refusal comes out here, and breaks the commit off.
+    """
     writer = Environment(crash=lambda point: writer.close() if point == "commit-made" else None).run(Writer, log, "w")
     writer.put(b"k", b"v")
     with pytest.raises(NestedCall):
@@ -133,7 +141,7 @@ def test_a_writer_is_not_closed_inside_a_commit(rig: LogRig, log: Log) -> None:
 
 
 def test_an_open_that_is_interrupted_leaves_no_client(log: Log) -> None:
-    """Ctrl-C right after the Open: nobody holds the writer, so nobody else could close its clients."""
+    """An Open that is interrupted leaves no client: nobody has the writer, so nobody else could close its clients."""
     made: list[MemoryProducer] = []
 
     class Remembering(MemoryKafka):
@@ -155,15 +163,15 @@ def test_an_open_that_is_interrupted_leaves_no_client(log: Log) -> None:
 
 
 class Stuck:
-    """Every chunk stays on its way."""
+    """Fates where every chunk stays in flight."""
 
     def fate(self, attempt: SendAttempt) -> Fate:
-        """Delayed, unless it is a record of the ledger."""
+        """Delay the record, unless it is a ledger record."""
         return Fate.DELIVER if attempt.topic.endswith(".ledger") else Fate.DELAY
 
 
 def test_an_interrupt_while_blocked_ends_the_writer() -> None:
-    """Ctrl-C while a full buffer waits for room: half of it is out, so the writer is over, and nothing counts."""
+    """Ctrl-C while a full buffer waits for room ends the writer: half of the buffer is sent, and nothing counts."""
     left = math.inf
 
     def clock() -> float:
@@ -206,7 +214,7 @@ ACTS: dict[str, Callable[[Writer], None]] = {
 
 @pytest.mark.parametrize("act", ACTS)
 def test_a_refusal_that_a_handler_raises_ends_the_writer_or_nothing(act: str) -> None:
-    """At any line of a call, an error of another object's: the writer goes on or has failed, says which, and closes."""
+    """A handler's refusal at any line of a call ends the writer or nothing; the writer says which, and closes."""
 
     def refuse() -> None:
         raise ConfigError("that of another object")

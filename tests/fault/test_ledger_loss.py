@@ -1,4 +1,4 @@
-"""A ledger that lost its tail: noticed with a snapshot and without one, and the way on that a person can take."""
+"""A ledger that lost its tail: the detection with and without a snapshot, and the way on that a person can take."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -28,7 +28,7 @@ COMMITS = 20
 
 
 def written(partitions: int = 1) -> TwinLog:
-    """A log with commits of one life: the mark, the Open, and then one record a commit."""
+    """Return a log with commits of one incarnation: the mark, the Open, and then one record a commit."""
     twin = TwinLog(partitions=partitions)
     with twin.open() as log, Writer(log, "w") as writer:
         for i in range(1, COMMITS + 1):
@@ -39,7 +39,7 @@ def written(partitions: int = 1) -> TwinLog:
 
 
 def lose(twin: TwinLog, end: int) -> None:
-    """The ledger ends at `end`, as after an unclean election."""
+    """Let the ledger end at `end`, as after an unclean election."""
     twin.cluster.lose_tail("log.ledger", 0, end)
 
 
@@ -54,7 +54,7 @@ OPENS: list[Callable[[Log, Path], object]] = [
 @pytest.mark.parametrize("entry", OPENS, ids=["writer", "recovery", "round"])
 @pytest.mark.parametrize("end", [0, 1, 2, 11])
 def test_a_lost_tail_is_loud_without_a_snapshot(end: int, entry: Callable[[Log, Path], object], tmp_path: Path) -> None:
-    """The last chunk of a partition names how far its writer had seen the ledger: further than it goes now."""
+    """A lost tail raises without a snapshot: the last chunk names a ledger position beyond its end."""
     twin = written()
     lose(twin, end)
     with impatient(twin) as log, pytest.raises(BeyondEnd):
@@ -67,7 +67,10 @@ def test_a_lost_tail_is_loud_without_a_snapshot(end: int, entry: Callable[[Log, 
 def test_an_open_that_had_seen_another_ledger_is_loud(
     entry: Callable[[Log, Path], object], seen: Place, stranger: bool, tmp_path: Path
 ) -> None:
-    """A ledger that lost its tail, and perhaps grew again, since an opener had folded it. Strangers prove nothing."""
+    """An Open whose opener had folded another ledger raises: it lost its tail, and perhaps grew again.
+
+    Strangers prove nothing.
+    """
     twin = TwinLog(partitions=1)
     with impatient(twin) as log:
         identity = log.descriptor.identity
@@ -89,7 +92,7 @@ def test_an_open_that_had_seen_another_ledger_is_loud(
 
 
 def test_a_forged_witness_says_nothing() -> None:
-    """Who may only write to the data topic cannot say that the ledger lost its tail."""
+    """A forged witness says nothing: a client with rights on the data topic alone cannot report a lost ledger tail."""
     twin = written()
     forged = chunk_of(rows_batch([(0, 0, b"k", b"v")])).value
     write_all(MemoryKafka(cluster=twin.cluster), "log", 0, [forged])
@@ -101,11 +104,11 @@ def test_a_forged_witness_says_nothing() -> None:
 @pytest.mark.parametrize("end", [0, 1, 11])
 @pytest.mark.parametrize("regrown", [0, 3, 40])
 def test_the_newest_snapshot_replaces_what_the_ledger_lost(end: int, regrown: int, tmp_path: Path) -> None:
-    """All that was acknowledged is in it: after the acceptance everything goes on from there, for everybody."""
+    """The newest snapshot holds all commits that the ledger lost: after the acceptance everything goes on from it."""
     twin = written()
     with twin.open() as log:
         twin.environment.run(run_round, log, settings_for(tmp_path))
-    old = Writer(twin.open(), "old")  # Fenced by nobody but the acceptance.
+    old = Writer(twin.open(), "old")  # Only the acceptance fences it.
     lose(twin, end)
     write_all(MemoryKafka(cluster=twin.cluster), "log.ledger", 0, [b"somebody's"] * regrown)
     with impatient(twin) as log:
@@ -135,7 +138,7 @@ def test_the_newest_snapshot_replaces_what_the_ledger_lost(end: int, regrown: in
 
 @pytest.mark.usefixtures("busy_ledger")
 def test_without_a_snapshot_what_is_left_is_the_history(tmp_path: Path) -> None:
-    """The commits that the ledger lost are gone, and nobody hides it; then the log goes on."""
+    """Without a snapshot the rest is the history: the lost commits are reported missing, and the log goes on."""
     twin = written()
     lose(twin, 12)  # The mark, the Open and ten commits.
     with impatient(twin) as log:
@@ -150,7 +153,7 @@ def test_without_a_snapshot_what_is_left_is_the_history(tmp_path: Path) -> None:
 
 
 def test_nobody_folds_over_what_was_lost(tmp_path: Path) -> None:
-    """A state between an older snapshot and the loss is not held any more, instead of a wrong one."""
+    """A state between an older snapshot and the loss is refused, instead of a wrong one."""
     twin = written()
     with twin.open() as log:
         twin.environment.run(run_round, log, settings_for(tmp_path))
@@ -170,14 +173,14 @@ def test_nobody_folds_over_what_was_lost(tmp_path: Path) -> None:
 
 
 def test_nothing_is_accepted_as_long_as_nothing_is_lost() -> None:
-    """A person who is in a hurry does not fence the writers of a sound log."""
+    """Nothing is accepted while nothing is lost: a hasty person does not fence the writers of a sound log."""
     twin = written()
     with impatient(twin) as log, pytest.raises(ConfigError, match="lost nothing"):
         accept_ledger_loss(log, reason="nerves", operator="me")
 
 
 def test_a_snapshot_that_is_not_whole_does_not_replace_anything(tmp_path: Path) -> None:
-    """What the ledger lost would be held by nothing at all."""
+    """An incomplete snapshot replaces nothing: no copy of the lost records would be left."""
     twin = written()
     with twin.open() as log:
         twin.environment.run(run_round, log, settings_for(tmp_path))
@@ -189,12 +192,12 @@ def test_a_snapshot_that_is_not_whole_does_not_replace_anything(tmp_path: Path) 
 
 
 class TruncatedMeanwhile(MemoryKafka):
-    """Somebody truncates the ledger right after each question for its offsets."""
+    """A Kafka port where somebody truncates the ledger right after each query for its offsets."""
 
     def offsets(
         self, topic: str, partitions: Sequence[int], *, at_least: Mapping[int, int] | None = None
     ) -> dict[int, OffsetRange]:
-        """As things were until now."""
+        """Return the offsets until now, and truncate."""
         there = super().offsets(topic, partitions, at_least=at_least)
         if topic.endswith(".ledger"):
             self.delete_records(topic, {0: 2})
@@ -202,7 +205,11 @@ class TruncatedMeanwhile(MemoryKafka):
 
 
 def test_a_log_opens_beside_its_first_truncation() -> None:
-    """The mark goes with the first truncation, perhaps between the look for it and its read: nothing is lost."""
+    """A log opens concurrently with its first truncation, which removes the mark, perhaps between its check and its
+    read.
+
+    Nothing is lost.
+    """
     twin = written()
     kafka = TruncatedMeanwhile(cluster=twin.cluster)
     with Log.open("log", where_at(kafka, MemoryStore(twin.disk, "log"))) as log:
@@ -210,7 +217,7 @@ def test_a_log_opens_beside_its_first_truncation() -> None:
 
 
 def test_a_ledger_is_read_beside_its_first_truncation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The first snapshot comes behind the look for it, and truncates the ledger before that is read."""
+    """A ledger is read concurrently with its first truncation: the first snapshot comes behind the check for it."""
     twin = written()
     with twin.open() as log:
         run_round(log, settings_for(tmp_path))
@@ -226,7 +233,7 @@ def test_a_ledger_is_read_beside_its_first_truncation(tmp_path: Path, monkeypatc
 
 @pytest.mark.usefixtures("busy_ledger")
 def test_a_barrier_appends_nothing_where_records_were_lost() -> None:
-    """It would stand in the place of a lost one, and take away what proves the loss."""
+    """A barrier appends nothing where records were lost: it would take a lost offset, and destroy the proof."""
     twin = written()
     lose(twin, 11)
     with impatient(twin) as log:

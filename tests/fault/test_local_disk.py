@@ -1,4 +1,4 @@
-"""The local disk fails, or the process dies, at each step that a round or a target takes on it: nothing wrong stays."""
+"""The local disk fails, or the process dies, at each step of a round or a target on it: no wrong file stays."""
 
 import errno
 import shutil
@@ -27,7 +27,7 @@ class Dead(BaseException):
 
 
 class Disk:
-    """Fails at its n-th step. `told` are the steps that came."""
+    """A disk that fails at its n-th step. `told` are the steps so far."""
 
     def __init__(self, at: int, failure: BaseException | None) -> None:
         self.told: list[str] = []
@@ -35,7 +35,7 @@ class Disk:
         self._failure = failure
 
     def __call__(self, step: str, _path: Path) -> None:
-        """Note the step, or fail."""
+        """Record the step, or fail."""
         if len(self.told) == self._at and self._failure is not None:
             raise self._failure
         self.told.append(step)
@@ -50,7 +50,7 @@ each_failure = pytest.mark.parametrize(("failure", "raised"), FAILURES, ids=["fu
 
 
 def _every_step(play: Callable[[Disk], object], failure: BaseException, raised: type[BaseException]) -> list[str]:
-    """Play with a failure at each step, one after the other, until there is none left to fail. Returns the steps."""
+    """Play with a failure at each step, one after the other, until none is left to fail. Return the steps."""
     for at in range(MOST_STEPS):
         disk = Disk(at, failure)
         try:
@@ -67,8 +67,10 @@ def _every_step(play: Callable[[Disk], object], failure: BaseException, raised: 
 def test_a_round_whose_scratch_directory_fails_leaves_nothing_and_is_made_anew(
     tmp_path: Path, deltas: int, files: int, failure: BaseException, raised: type[BaseException]
 ) -> None:
-    """With segments and merges in it: of a delta that is a file, or that is merged while it is replayed, since the one
-    before tells its size. No run is in the store that no manifest names, and the next round is whole.
+    """A round whose scratch directory fails leaves nothing, and the next one is whole.
+
+    It has segments and merges: of a delta that is a file, or one that is merged during its replay, since the previous
+    delta's size is known. The store has no run that no manifest names.
     """
     settings = settings_for(tmp_path, fanout=2, fold_bytes=64)
     twin = TwinLog(partitions=1)
@@ -105,9 +107,7 @@ def _flip(path: Path) -> None:
 def test_a_delta_that_the_disk_harms_before_it_is_merged_is_written_again(
     tmp_path: Path, step: str, harm: Callable[[Path], None]
 ) -> None:
-    """Its bytes change before it is complete, or the file goes: nothing of it gets into a snapshot, and since no
-    manifest names it, it is no damage of the log.
-    """
+    """A delta that changes or vanishes before its merge is written again: no snapshot has it, and it is no damage."""
     settings, twin, files = settings_for(tmp_path, fanout=2), TwinLog(partitions=1), list[Path]()
     twin.write({b"a": b"1"})
     twin.environment.run(run_round, twin.open(), settings)
@@ -127,7 +127,7 @@ def test_a_delta_that_the_disk_harms_before_it_is_merged_is_written_again(
 
 
 def test_a_delta_that_goes_once_it_is_merged_is_missed_by_nobody(tmp_path: Path) -> None:
-    """A cleaner was faster than the round, which would have removed it next."""
+    """No round misses a delta that a cleaner deletes after its merge: the round would have removed it next."""
     settings, twin, opened = settings_for(tmp_path, fanout=2), TwinLog(partitions=1), list[Path]()
     twin.write({b"a": b"1"})
     twin.environment.run(run_round, twin.open(), settings)
@@ -144,7 +144,7 @@ def test_a_delta_that_goes_once_it_is_merged_is_missed_by_nobody(tmp_path: Path)
 
 
 def test_a_scratch_directory_that_is_wiped_under_a_round_fails_it_at_most(tmp_path: Path) -> None:
-    """Whenever a cleaner takes it: the failure is one that daemons tolerate, or the files were not needed any more."""
+    """A wiped scratch directory at most fails the round, with an error that daemons tolerate."""
     settings, ends = settings_for(tmp_path, fanout=2, fold_bytes=200), list[bool]()
     for at in range(MOST_STEPS):
         twin = TwinLog(partitions=1)
@@ -183,7 +183,7 @@ def _rows(path: Path) -> dict[object, object]:
 def test_a_target_on_a_failing_disk_is_whole_or_as_it_was(
     tmp_path: Path, target: str, failure: BaseException, raised: type[BaseException]
 ) -> None:
-    """An older file stays as it was, a database does not appear, nothing lies beside them, and no lease is left."""
+    """On a failing disk an old file stays as it was, a database does not appear, and no other file or lease is left."""
     twin = TwinLog(partitions=1)
     twin.write({b"a": b"1"})
     path = tmp_path / "state"

@@ -1,5 +1,6 @@
-"""The matrix: whatever brokers lost, however they grew again, and whatever snapshot there is, every way in is loud or
-right; or it is on the list of docs/protocol-losses.md of what Kafka cannot show.
+"""The matrix of losses: with any loss, any regrowth and any snapshot every way in raises or is right.
+
+The exceptions, which Kafka cannot show, are on the list of docs/protocol-losses.md.
 """
 
 from contextlib import closing
@@ -50,14 +51,17 @@ class Twins:
 @pytest.mark.usefixtures("busy_ledger")
 @pytest.mark.parametrize("case", CASES, ids=[case.name for case in CASES])
 def test_every_way_in_is_loud_or_right(case: Case, tmp_path: Path) -> None:
-    """On twins. Where Kafka shows nothing, those who remember are loud all the same."""
+    """On twins every way in raises or is right. Where Kafka shows nothing, clients with a memory raise all the same."""
     silent, strangers = _silent(case, tmp_path)
     assert silent == (strangers if case.hides_from_strangers else set())
 
 
 @pytest.mark.parametrize("case", CASES, ids=[case.name for case in CASES])
 def test_those_who_remember_are_loud_where_records_carry_changes(case: Case, tmp_path: Path) -> None:
-    """What the ledger carried went with its tail. Strangers are told while a witness in the data topic is left."""
+    """Clients with a memory raise where records carry changes, which the ledger lost with its tail.
+
+    Strangers raise while a witness in the data topic is left.
+    """
     silent, strangers = _silent(case, tmp_path)
     assert silent in (set(), strangers)
     if case.loss is Loss.TAIL and not case.hides_from_strangers:
@@ -65,7 +69,7 @@ def test_those_who_remember_are_loud_where_records_carry_changes(case: Case, tmp
 
 
 def _silent(case: Case, tmp_path: Path) -> tuple[set[str], set[str]]:
-    """Who is not told of a loss, and who remembers nothing."""
+    """Return the ways in without a loss error, and the ones without a memory."""
     with told("the standby of table has failed"):
         world = Twins(case, tmp_path).world
         with world.living:
@@ -78,7 +82,7 @@ def _silent(case: Case, tmp_path: Path) -> tuple[set[str], set[str]]:
 @pytest.mark.usefixtures("impatient")
 @pytest.mark.parametrize("junk", [0, 12])
 def test_a_worker_ends_on_a_log_that_lost_what_it_committed(junk: int) -> None:
-    """When it is given a partition: before any message is processed on an older state."""
+    """A worker ends when it gets a partition of a log that lost its commits, before it processes a message."""
     world = WorkersWorld()
     world.feed(6)
     with _given_all(world) as worker:

@@ -35,7 +35,7 @@ TOPICS = [("", 0), ("", 1), (".ledger", 0)]
 
 
 class Struck:
-    """A broker, the worlds on it, and what it lost."""
+    """A broker, the worlds on it, and its losses."""
 
     def __init__(self, directory: Path, cases: list[Case]) -> None:
         self.directory = directory
@@ -45,7 +45,7 @@ class Struck:
         self.worlds = {case: self._world(case) for case in cases}
 
     def lose(self) -> None:
-        """Everything up to the moment when the broker is back, with less than it had acknowledged."""
+        """Lose records and return when the broker is back, with less than it had acknowledged."""
         for world in self.worlds.values():
             world.write_first()
         self.broker.stop()
@@ -81,7 +81,7 @@ class Struck:
         return World(case, self._rig(f"log-{case.name}"), self._rig(f"table-{case.name}"), scratch)
 
     def _rig(self, name: str) -> LogRig:
-        """Each client of it is a process of its own: it remembers nothing of what others have seen."""
+        """Return a rig whose every client is a process of its own: it remembers nothing of other clients."""
         config = client_config({"bootstrap.servers": self.broker.bootstrap, "socket.timeout.ms": "5000"})
         root = str(self.directory / "root")
         return LogRig(
@@ -94,7 +94,7 @@ class Struck:
 
 @pytest.fixture
 def struck(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Struck]:
-    """A broker that lost what the cases say."""
+    """Yield a broker with the losses of the cases."""
     with told("the standby of .* has failed: acknowledged ledger records are gone"):
         struck = Struck(tmp_path, request.param)
         try:
@@ -105,7 +105,7 @@ def struck(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Struck]:
 
 
 def get(struck: Struck, world: World) -> Verdict:
-    """What the command says of the last key."""
+    """Return the command's verdict on the last key."""
     (key,) = [key.decode() for key, value in state_at(6).items() if value == b"6"]
     where = ("--bootstrap", struck.broker.bootstrap, "--root", str(struck.directory / "root"))
     done = CliRunner().invoke(program, ["get", world.log.name, key, *where, "--allow-unsafe", ",".join(UNSAFE)])
@@ -119,7 +119,7 @@ def get(struck: Struck, world: World) -> Verdict:
     "struck", [pytest.param(SOME, id="some"), pytest.param(CASES, id="all", marks=pytest.mark.soak)], indirect=True
 )
 def test_every_way_in_is_loud_or_right(struck: Struck) -> None:
-    """On a real broker. Where Kafka shows nothing, those who remember are loud all the same."""
+    """Every way in raises or is right, on a real broker. Where Kafka shows nothing, clients with a memory raise."""
     wrong: dict[str, set[str]] = {}
     for case, world in struck.worlds.items():
         with world.living:

@@ -1,4 +1,4 @@
-"""Writers of a log whose brokers lost acknowledged records: told loudly, before anything is built on it."""
+"""Writers of a log whose brokers lost acknowledged records: an error comes before anything is built on the loss."""
 
 from collections.abc import Callable
 
@@ -18,7 +18,7 @@ SMALL = WriterSettings(chunk_bytes=1, roll_bytes=1)
 
 @pytest.fixture
 def rig() -> TwinRig:
-    """A log with three commits of one change each, in one partition."""
+    """Return a log with three commits of one change each, in one partition."""
     rig = twin_rig("l")
     with rig.create(partitions=1, key_groups=2) as log, Writer(log, "w") as writer:
         for i in (1, 2, 3):
@@ -29,7 +29,7 @@ def rig() -> TwinRig:
 
 @pytest.mark.usefixtures("busy_ledger")
 def test_a_lost_tail_of_the_data_is_told_at_open(rig: TwinRig) -> None:
-    """Commits would be void for ever, below the committed position; the writer is refused with the offsets instead."""
+    """A lost tail of the data is refused at open with the offsets: commits below the committed end would be void."""
     rig.cluster.lose_tail("l", 0, 2)
     with rig.open() as log, pytest.raises(BeyondEnd) as caught:
         Writer(log, "w")
@@ -40,7 +40,7 @@ def test_a_lost_tail_of_the_data_is_told_at_open(rig: TwinRig) -> None:
 @pytest.mark.usefixtures("busy_ledger")
 @pytest.mark.parametrize("ask", [Log.commits, Log.describe, tail_now])
 def test_facts_of_a_ledger_that_lost_its_tail_are_not_told(rig: TwinRig, ask: Callable[[Log], object]) -> None:
-    """A rescaled job takes its places from them, and a person decides by them; `statelog describe` asks no more."""
+    """Facts of a ledger that lost its tail raise: a rescaled job, a person and `statelog describe` rely on them."""
     rig.cluster.lose_tail("l.ledger", 0, 3)
     with rig.open() as log:
         log.patience_s = 0
@@ -51,7 +51,7 @@ def test_facts_of_a_ledger_that_lost_its_tail_are_not_told(rig: TwinRig, ask: Ca
 @pytest.mark.usefixtures("busy_ledger")
 @pytest.mark.parametrize("lost_offsets", [1, 5_000])
 def test_writers_go_on_after_a_loss_that_was_given_up(lost_offsets: int) -> None:
-    """Once a person has accepted it, the next writer commits, however many offsets are gone; so does one beside it."""
+    """Writers go on after an accepted loss, however many offsets are missing; so does one concurrent with it."""
     rig = twin_rig("m")
     with rig.create(partitions=1, key_groups=2) as log, Writer(log, "w", settings=SMALL) as writer:
         writer.put(b"kept", b"v")
@@ -76,13 +76,13 @@ def test_writers_go_on_after_a_loss_that_was_given_up(lost_offsets: int) -> None
 
 @pytest.mark.parametrize("lost", [LossRange(0, 0, 4), LossRange(0, -1, 1), LossRange(0, 2, 2), LossRange(1, 0, 1)])
 def test_only_committed_offsets_can_be_given_up(rig: TwinRig, lost: LossRange) -> None:
-    """A range beyond what is committed would hide losses that are yet to come."""
+    """Only committed offsets can be accepted as lost: a range beyond them would hide later losses."""
     with rig.open() as log, pytest.raises(ConfigError):
         accept_data_loss(log, [lost], reason="a disk died", operator="me")
 
 
 def test_a_ledger_that_lost_its_tail_is_told_at_commit(rig: TwinRig) -> None:
-    """A writer whose commit lands below what it has folded is not told that it is committed."""
+    """A writer whose commit gets an offset below its fold does not learn that it is committed."""
     with rig.open() as log:
         writer = Writer(log, "w")
         rig.cluster.lose_tail("l.ledger", 0, 2)

@@ -1,6 +1,6 @@
 """SIGKILL of a materializer between every two steps of a round, on a real broker and each kind of store.
 
-After every kill the state that a reader recovers is the model, and the next round, by another process, goes on.
+After every kill a reader recovers the model, and the next round, by another process, goes on.
 """
 
 import json
@@ -24,7 +24,7 @@ from tests.support.services.emulators import EmulatedStore
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Place:
-    """A store to keep a log in."""
+    """A store for a log."""
 
     root: str
     options: Mapping[str, object] = field(default_factory=dict[str, object])
@@ -32,7 +32,7 @@ class Place:
 
 @pytest.fixture(params=["local", *(pytest.param(name, marks=pytest.mark.soak) for name in ("azure", "gcs"))])
 def place(request: pytest.FixtureRequest, tmp_path: Path) -> Place:
-    """Each kind of store that this machine can have without Docker."""
+    """Return each kind of store that this machine can have without Docker."""
     if request.param == "local":
         return Place(root=str(tmp_path / "root"))
     store: EmulatedStore = request.getfixturevalue(request.param)
@@ -40,7 +40,7 @@ def place(request: pytest.FixtureRequest, tmp_path: Path) -> Place:
 
 
 def round_in_a_process(lives: Lives, rig: LogRig, place: Place, directory: Path, point: str) -> int:
-    """One round that dies at `point`; returns its exit code."""
+    """Run one round that dies at `point`; return its exit code."""
     scratch = directory / "scratch"
     scratch.mkdir(exist_ok=True)
     options = json.dumps(dict(place.options))
@@ -48,7 +48,7 @@ def round_in_a_process(lives: Lives, rig: LogRig, place: Place, directory: Path,
 
 
 def write(rig: LogRig, model: dict[bytes, bytes], checkpoint_id: int) -> None:
-    """A commit that overwrites, deletes and adds."""
+    """Commit changes that overwrite, delete and add."""
     with rig.open() as log, Writer(log, "w") as writer:
         values = [None if i % 7 == 3 else b"%d/%d" % (checkpoint_id, i) for i in range(30)]
         changes = [(b"k%d" % ((checkpoint_id * 13 + i) % 50), value) for i, value in enumerate(values)]
@@ -59,7 +59,7 @@ def write(rig: LogRig, model: dict[bytes, bytes], checkpoint_id: int) -> None:
 
 @pytest.mark.broker
 def test_killed_at_every_named_point(broker: Broker, lives: Lives, place: Place, log_name: str, tmp_path: Path) -> None:
-    """Killed at each point in turn, rounds lose nothing, and the rounds in between make up for it."""
+    """Rounds that are killed at each point in turn lose nothing, and the rounds between catch up."""
     rig = real_rig(log_name, broker.bootstrap, place.root, storage_options=place.options)
     rig.create().close()
     model: dict[bytes, bytes] = {}
@@ -86,7 +86,7 @@ def test_killed_at_every_named_point(broker: Broker, lives: Lives, place: Place,
 
 @pytest.mark.broker
 def test_killed_in_a_merge_beside_rounds(broker: Broker, lives: Lives, log_name: str, tmp_path: Path) -> None:
-    """Killed when a merge beside the rounds is over, wherever these are: nothing is lost, and nothing is left."""
+    """Rounds that are killed when a concurrent merge is over lose nothing, and leave nothing."""
     root, scratch = str(tmp_path / "root"), tmp_path / "scratch"
     scratch.mkdir()
     rig = real_rig(log_name, broker.bootstrap, root)

@@ -1,7 +1,7 @@
-"""The memory of a whole process, as the kernel counts it: of a recovery of a state far larger than its budget, and of a
-fold of a tail far larger than its limit. Linux only.
+"""The memory of a whole process, as the kernel counts it: of a recovery, and of a fold. Linux only.
 
-Each process prints what came out, and by how many bytes it grew at its peak.
+The recovered state is far larger than its budget, the folded tail far larger than its limit. Each process prints its
+result, and by how many bytes it grew at its peak.
 """
 
 import random
@@ -37,16 +37,14 @@ def _peak_bytes() -> int:
 
 
 def _begin() -> int:
-    """The peak starts anew from here."""
+    """Reset the peak, and return it."""
     Path("/proc/self/clear_refs").write_text("5")
     return _peak_bytes()
 
 
 def stream_memory(how: str) -> None:
-    """A recovery in one of three ways, `stream`, `parquet` or `table`, after one of a small state. Prints the bytes of
-    the state first.
-    """
-    _recover(_filled(2 * BUDGET_BYTES), how)  # What is loaded and kept at the first time is not what a recovery takes.
+    """Recover by `stream`, `parquet` or `table`, after a small state. Print the bytes of the state first."""
+    _recover(_filled(2 * BUDGET_BYTES), how)  # The first recovery loads and caches memory that is not its own use.
     rig = _filled(STATE_BYTES)
     before = _begin()
     size_bytes = _recover(rig, how)
@@ -71,7 +69,7 @@ def _recover(rig: HistoryRig, how: str) -> int:
 
 
 def _filled(state_bytes: int) -> HistoryRig:
-    """The whole state is in the log, which the twin holds in memory before the measurement begins."""
+    """Return a rig with the whole state in the log, which the twin holds in memory before the measurement begins."""
     rig, rng = history_rig(), random.Random(0)
     with Writer(rig.log, "w") as writer:
         for number in range(1, 9):
@@ -82,15 +80,15 @@ def _filled(state_bytes: int) -> HistoryRig:
 
 
 def fold_memory(mib: str, fold_mib: str) -> None:
-    """A fold of one partition's changes, with a limit, after a smaller fold. Prints the rows that came out first."""
-    _fold(4 * int(fold_mib), int(fold_mib))  # What is loaded and kept at the first time is not what a fold takes.
+    """Fold one partition's changes, with a limit, after a smaller fold. Print the number of rows first."""
+    _fold(4 * int(fold_mib), int(fold_mib))  # The first fold loads and caches memory that is not its own use.
     before = _begin()
     rows = _fold(int(mib), int(fold_mib))
     sys.stdout.write(f"{rows} {_peak_bytes() - before}\n")
 
 
 class _AsTheyAre:
-    """A converter of values that all have the newest schema: of no log, which would never be asked."""
+    """A converter of values that all have the newest schema: of no log, and never called."""
 
     def chunk(self, chunk: CommittedChunk) -> CommittedChunk:
         return chunk
@@ -109,7 +107,7 @@ def _fold(mib: int, fold_mib: int) -> int:
 
 
 def _chunks(mib: int) -> Iterator[CommittedChunk]:
-    """Chunks of 1 MiB whose keys are spread over the whole range, as hashing does."""
+    """Yield chunks of 1 MiB whose keys are spread over the whole range, as by hashing."""
     random = np.random.default_rng(1)
     data = random.integers(0, 256, _ROWS * VALUE_BYTES, dtype=np.uint8).tobytes()
     offsets = np.arange(0, (_ROWS + 1) * VALUE_BYTES, VALUE_BYTES, dtype=np.int32).tobytes()
@@ -123,7 +121,7 @@ def _chunks(mib: int) -> Iterator[CommittedChunk]:
 
 @pytest.mark.parametrize("how", ["stream", "parquet", "table"])
 def test_a_stream_takes_a_few_budgets_and_a_table_takes_the_state(how: str) -> None:
-    """A stream into a slow reader, or a file, takes less than half of a state of thirty-two budgets; a table all."""
+    """A stream to a slow reader or a file takes less than half of a state of thirty-two budgets; a table takes all."""
     printed = output(stream_memory, how)
     size_bytes, grown_bytes = (int(number) for number in printed.split())
     assert size_bytes >= STATE_BYTES >= 32 * BUDGET_BYTES
@@ -134,7 +132,7 @@ def test_a_stream_takes_a_few_budgets_and_a_table_takes_the_state(how: str) -> N
     ("mib", "fold_mib"), [(64, 2), pytest.param(2300, 64, marks=[pytest.mark.soak, pytest.mark.timeout(900)])]
 )
 def test_a_fold_takes_a_few_limits_whatever_it_folds(mib: int, fold_mib: int) -> None:
-    """Values of 16 KiB, thirty-two times the limit; and at real size more than a column of Arrow's holds, 2 GiB."""
+    """A fold takes a few limits: values of 16 KiB, thirty-two limits in all; and more than an Arrow column's 2 GiB."""
     printed = output(fold_memory, mib, fold_mib, timeout_s=900.0)
     rows, grown_bytes = (int(number) for number in printed.split())
     assert rows == mib * (1 << 20) // VALUE_BYTES

@@ -1,5 +1,6 @@
-"""A call inside of another one, from a signal's handler, at any line of the package: it is refused, or over before the
-other begins; nothing is lost, nothing is committed under another progress, and nothing hangs.
+"""A call inside of another one, from a signal's handler, at any line of the package: refused, or over before the other.
+
+Nothing is lost, nothing is committed under another progress, and nothing hangs.
 """
 
 from collections.abc import Callable
@@ -35,7 +36,7 @@ def _in_transaction(table: Table[Any, Any], place: dict[str, int]) -> None:
 
 
 def _progress(table: Table[Any, Any]) -> dict[str, int]:
-    """That of what the table has now; inside of a transaction no commit takes it."""
+    """Return the progress of the table's present state; inside of a transaction no commit takes it."""
     n = table[b"n"]
     return {} if n == b"never" else {"n": int(n)}
 
@@ -64,7 +65,7 @@ NESTED: dict[str, Callable[[Table[Any, Any]], Any]] = {
 
 
 def _sweep(stride: int, run: Callable[[int], bool]) -> int:
-    """Run with the signal at every so many lines, until there are no more; returns how many there are."""
+    """Run with the signal at every so many lines, until there are no more; return how many there are."""
     at = 0
     while run(at):
         at += stride
@@ -72,7 +73,7 @@ def _sweep(stride: int, run: Callable[[int], bool]) -> int:
 
 
 def _strides(stride: int) -> list[Any]:
-    """Every `stride`th line in an ordinary run, and many more in a soak."""
+    """Return every `stride`th line in an ordinary run, and many more in a soak."""
     return [pytest.param(stride, id="some-lines"), pytest.param(11, marks=pytest.mark.soak, id="many-lines")]
 
 
@@ -85,7 +86,7 @@ def _batch(*keys: bytes) -> pa.Table:
 @pytest.mark.parametrize("nested", NESTED)
 @pytest.mark.parametrize("call", CALLS)
 def test_a_table(call: str, nested: str, is_raising: bool, stride: int) -> None:
-    """The next life finds the state of its progress, and every commit that anybody was told of."""
+    """The next incarnation finds the state of its progress, and every acknowledged commit."""
 
     def run(at: int) -> bool:
         rig = twin_rig("log")
@@ -96,7 +97,7 @@ def test_a_table(call: str, nested: str, is_raising: bool, stride: int) -> None:
         table.commit({"n": 1})
 
         def handle() -> None:
-            with suppress(Misuse):  # Also for what has ended by then, and inside of a transaction.
+            with suppress(Misuse):  # Also for ended calls, and inside of a transaction.
                 number = NESTED[nested](table)
                 told.extend([number] if nested == "commit" else [])
             if is_raising:
@@ -108,7 +109,11 @@ def test_a_table(call: str, nested: str, is_raising: bool, stride: int) -> None:
             try:
                 has_come = at_line(at, lambda: CALLS[call](table, {"n": 2}))
                 told += [2] if call in ("commit", "commit_async", "transaction") else []
-            except (SystemExit, ClosedError, NotCommitted):  # What the handler put behind the progress is lost, loudly.
+            except (
+                SystemExit,
+                ClosedError,
+                NotCommitted,
+            ):  # The handler's changes behind the progress are lost.
                 has_come = True
         with suppress(Misuse if is_raising and call == "transaction" else NotCommitted):
             table.close()  # The exit of a handler may break off the undo itself: then the transaction is open.
@@ -125,7 +130,7 @@ def test_a_table(call: str, nested: str, is_raising: bool, stride: int) -> None:
 @pytest.mark.parametrize("stride", _strides(37))
 @pytest.mark.parametrize("nested", ["put", "delete", "append_batch", "persist", "commit", "close"])
 def test_a_writer(nested: str, stride: int) -> None:
-    """No key gets the value of another one, and what was acknowledged is there."""
+    """No key gets another one's value, and acknowledged commits are there."""
 
     def run(at: int) -> bool:
         rig = twin_rig("log")
@@ -172,7 +177,7 @@ def test_a_writer(nested: str, stride: int) -> None:
 @pytest.mark.parametrize("nested", ["get", "items", "refresh", "promote", "close"])
 @pytest.mark.parametrize("call", ["refresh", "items"])
 def test_a_standby(call: str, nested: str, stride: int) -> None:
-    """A handler sees the state of one position, or nothing; it closes nothing that is in use, and waits for nothing."""
+    """A handler reads the state of one position, or nothing; it closes nothing that is in use, and never waits."""
 
     def run(at: int) -> bool:
         tables = TableRig(twin_rig("log"), None)
@@ -211,8 +216,9 @@ def test_a_standby(call: str, nested: str, stride: int) -> None:
 
 @pytest.mark.parametrize("call", CALLS)
 def test_a_handler_that_ends_a_call(call: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where a call takes the layers as it leaves them: the table has failed, or what is put next is part of the next
-    commit. It went into a layer that no commit sends.
+    """A handler that ends a call between layers fails the table, or later puts are part of the next commit.
+
+    Without the guard a put went into a layer that no commit sends.
     """
     refresh, left = cast("Any", Table)._refresh, 0
 

@@ -1,4 +1,4 @@
-"""A reader never gets an older state than what it knows to be there, however old Kafka's answers are."""
+"""A reader never gets an older state than it knows to exist, however old Kafka's answers are."""
 
 from collections.abc import Callable, Mapping, Sequence
 
@@ -17,7 +17,7 @@ from tests.support.rigs.log import TwinLog, where_at
 
 
 class OldLeader(MemoryKafka):
-    """As long as it is old, shows the ledger's end as it was at some moment."""
+    """A leader that shows an old end of the ledger as long as it is old."""
 
     def __init__(self, cluster: MemoryCluster) -> None:
         super().__init__(cluster=cluster)
@@ -27,7 +27,7 @@ class OldLeader(MemoryKafka):
     def offsets(
         self, topic: str, partitions: Sequence[int], *, at_least: Mapping[int, int] | None = None
     ) -> dict[int, OffsetRange]:
-        """The truth, or an old answer."""
+        """Return the truth, or an old answer."""
         there = super().offsets(topic, partitions, at_least=at_least)
         if self.old_end is None or not topic.endswith(".ledger") or not self.answers_left:
             return there
@@ -36,14 +36,14 @@ class OldLeader(MemoryKafka):
 
 
 def opened(twin: TwinLog) -> tuple[Log, OldLeader]:
-    """The log, by a client that may ask an old leader."""
+    """Return the log, by a client that may query an old leader."""
     kafka = OldLeader(twin.cluster)
     log = Log.open(twin.name, where_at(kafka, MemoryStore(twin.disk, twin.name)))
     return log, kafka
 
 
 def be_old(log: Log, kafka: OldLeader, end: int, answers: int) -> None:
-    """From now on so many answers are old."""
+    """Make so many later answers old."""
     kafka.old_end, kafka.answers_left = end, answers
     log.patience_s = 0.0 if answers > 1 else 5.0
 
@@ -51,7 +51,7 @@ def be_old(log: Log, kafka: OldLeader, end: int, answers: int) -> None:
 @pytest.mark.parametrize("make", [Writer, Coordinator])
 @pytest.mark.parametrize("end", [0, 1, 2])
 def test_what_was_acknowledged_here_is_read_here(make: Callable[..., Writer | Coordinator], end: int) -> None:
-    """Also when the commit was made through the very same log, and a state that would be empty, too."""
+    """Commits acknowledged here are read here, also through the very same log, and also for an empty state."""
     twin = TwinLog()
     twin.write({b"a": b"1"})
     log, kafka = opened(twin)
@@ -64,7 +64,7 @@ def test_what_was_acknowledged_here_is_read_here(make: Callable[..., Writer | Co
 
 
 def test_recoveries_of_one_log_never_go_back() -> None:
-    """What one of them has read, the next one has, too; so has the list of commits."""
+    """A recovery has every position that an earlier one of its log read; so has the list of commits."""
     twin = TwinLog()
     twin.write({b"a": b"1"})
     log, kafka = opened(twin)
@@ -78,7 +78,7 @@ def test_recoveries_of_one_log_never_go_back() -> None:
 
 
 def test_a_position_of_another_process_is_a_bound() -> None:
-    """A writer's position, handed over, is what a reader elsewhere asks for; its place proves a loss, too."""
+    """A position of another process is a bound: a reader elsewhere asks for it, and its place proves a loss, too."""
     twin = TwinLog()
     with twin.open() as log, Writer(log, "w") as writer:
         writer.put(b"a", b"1")
@@ -96,7 +96,7 @@ def test_a_position_of_another_process_is_a_bound() -> None:
 
 
 def test_a_barrier_includes_all_that_anybody_was_told() -> None:
-    """Without knowing any position, and although an old leader answers first."""
+    """A barrier includes all acknowledged commits, without any known position, although an old leader answers first."""
     twin = TwinLog()
     twin.write({b"a": b"1"})
     log, kafka = opened(twin)

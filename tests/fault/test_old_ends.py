@@ -1,4 +1,4 @@
-"""A process whose first question about a partition meets a deposed leader: nothing was lost, and nothing is told."""
+"""A process whose first query about a partition reaches a deposed leader: nothing was lost, and no error is raised."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -19,7 +19,7 @@ _STATE = {b"k%d" % i: b"v" for i in range(9)}
 
 
 class _OldAnswers:
-    """Answers the first questions for the ends of a topic as they were long ago, once it is told to."""
+    """Old answers to the first queries for a topic's ends, once armed."""
 
     def __init__(self) -> None:
         self.topic, self.count = "", 0
@@ -44,7 +44,7 @@ def _open_writer(log: Log) -> None:
 @pytest.mark.parametrize("do", [_recover, _open_writer])
 @pytest.mark.parametrize("topic", ["old", "old.ledger"])
 def test_a_first_answer_that_is_old_is_no_loss(do: Callable[[Log], None], topic: str) -> None:
-    """Readers and openers know from the ledger, or from the newest snapshot, what was there, and ask again."""
+    """An old first answer is no loss: readers and openers know the ledger or the newest snapshot, and ask again."""
     answers = _OldAnswers()
     cluster, disk = MemoryCluster(questions=answers), MemoryDisk(lambda: 0.0)
 
@@ -68,7 +68,7 @@ def test_a_first_answer_that_is_old_is_no_loss(do: Callable[[Log], None], topic:
 
 
 def test_a_first_answer_below_the_newest_snapshot_is_no_loss(tmp_path: Path) -> None:
-    """Whoever goes on from a snapshot knows by that how far the ledger reached, and asks again."""
+    """A first answer below the newest snapshot is no loss: a client that starts from it asks again."""
     answers = _OldAnswers()
     rig = twin_rig("old", cluster=MemoryCluster(questions=answers))
     with rig.create() as log, Writer(log, "w") as writer:

@@ -1,4 +1,4 @@
-"""Persists whose chunks are late, lost or unknown: what waits, what fails, and what is still good."""
+"""Persists whose chunks are late, lost or unknown: the waits, the failures, and the valid rest."""
 
 from collections.abc import Callable, Iterator
 
@@ -28,14 +28,14 @@ class Chunks:
         self.others = Fate.DELIVER
 
     def fate(self, attempt: SendAttempt) -> Fate:
-        """The next fate in the list, for a chunk."""
+        """Return the next fate in the list, for a chunk."""
         if attempt.topic.endswith(".ledger"):
             return Fate.DELIVER
         return self.fates.pop(0) if self.fates else self.others
 
 
 class World:
-    """A log of one partition whose chunks meet their fate, and a clock that moves at every look."""
+    """A log of one partition whose chunks meet their fate, and a clock that moves at every call."""
 
     def __init__(self) -> None:
         self.chunks = Chunks()
@@ -46,31 +46,31 @@ class World:
         self.on_look: list[Callable[[], object]] = [lambda: None]
 
     def clock(self) -> float:
-        """The time; something may happen meanwhile."""
+        """Return the time; a scheduled action may happen first."""
         self.now_s += 1.0
         (self.on_look.pop(0) if len(self.on_look) > 1 else self.on_look[0])()
         return self.now_s
 
     def writer(self, log: Log, settings: WriterSettings | None = None) -> Writer:
-        """A writer whose waiting ends."""
+        """Return a writer whose waiting ends."""
         return Environment(clock=self.clock).run(Writer, log, "w", settings=settings)
 
 
 @pytest.fixture
 def world() -> World:
-    """A log of opaque values."""
+    """Return a log of opaque values."""
     return World()
 
 
 @pytest.fixture
 def log(world: World) -> Iterator[Log]:
-    """It, opened."""
+    """Yield the log, opened."""
     with world.rig.open() as opened:
         yield opened
 
 
 def test_a_late_chunk_is_waited_for(world: World, log: Log) -> None:
-    """Until its report comes a checkpoint is not done, and its time-out may be tried again; then it is."""
+    """A checkpoint is not done until a late chunk's report comes, and its time-out may be tried again."""
     with world.writer(log) as writer:
         writer.put(b"k", b"v")
         world.chunks.fates = [Fate.DELAY]
@@ -90,7 +90,7 @@ def test_a_late_chunk_is_waited_for(world: World, log: Log) -> None:
 
 
 def test_a_repeated_persist_waits_for_the_same_chunks(world: World, log: Log) -> None:
-    """While the first checkpoint is in flight, the second one sends nothing and completes with it."""
+    """A repeated persist sends nothing while the first is in flight, and completes with it."""
     with world.writer(log) as writer:
         writer.put(b"k", b"v")
         world.chunks.fates = [Fate.DELAY]
@@ -104,7 +104,7 @@ def test_a_repeated_persist_waits_for_the_same_chunks(world: World, log: Log) ->
 
 @pytest.mark.parametrize("fate", [Fate.LOSE, Fate.SKIP, Fate.APPEND_UNANSWERED, Fate.ACK_WITHOUT_OFFSET])
 def test_a_failed_change_set_takes_every_later_one_with_it(world: World, log: Log, fate: Fate) -> None:
-    """Earlier checkpoints stay good and can be adopted; the failed one and all later ones fail, again and again."""
+    """A failed change set fails every later one, again and again; earlier checkpoints stay valid and can be adopted."""
     with world.writer(log) as writer:
         writer.put(b"a", b"1")
         good = writer.persist(1)
@@ -129,7 +129,7 @@ def test_a_failed_change_set_takes_every_later_one_with_it(world: World, log: Lo
 
 
 def test_a_failure_is_found_by_the_next_call(world: World, log: Log) -> None:
-    """Nobody has to ask for the result: once a report came in that is not good, the next persist is refused."""
+    """The next persist is refused once a bad report came in, although nobody asked for the result."""
     with world.writer(log) as writer:
         writer.put(b"a", b"1")
         world.chunks.fates = [Fate.SKIP]
@@ -143,7 +143,10 @@ def test_a_failure_is_found_by_the_next_call(world: World, log: Log) -> None:
 @pytest.mark.usefixtures("busy_ledger")
 @pytest.mark.parametrize("error", [PersistFailed, OutcomeUnknown])
 def test_what_a_person_has_to_do_comes_first_in_the_hint(world: World, log: Log, error: type[StatelogError]) -> None:
-    """A limit that was lowered under a writer, on either topic: opening again alone would only be refused again."""
+    """The hint names a person's task first where a limit was lowered under a writer, on either topic.
+
+    Opening again alone would only be refused again.
+    """
     topic = log.data_topic if error is PersistFailed else log.ledger_topic
     with world.writer(log) as writer:
         world.cluster.set_topic_config(topic, {"max.message.bytes": "100"})
@@ -155,7 +158,7 @@ def test_what_a_person_has_to_do_comes_first_in_the_hint(world: World, log: Log,
 
 
 def test_two_checkpoints_in_flight_of_which_the_second_fails(world: World, log: Log) -> None:
-    """The first one's result does not depend on what was sent after it."""
+    """The first of two checkpoints in flight is independent of the second one's failure."""
     with world.writer(log) as writer:
         writer.put(b"a", b"1")
         world.chunks.fates = [Fate.DELAY]
@@ -172,7 +175,7 @@ def test_two_checkpoints_in_flight_of_which_the_second_fails(world: World, log: 
 
 
 def test_a_report_after_the_time_was_over_changes_nothing(world: World, log: Log) -> None:
-    """What was given up stays so, also when its chunk is acknowledged in the end."""
+    """A late report changes nothing: a failed persist stays so, even when its chunk is acknowledged in the end."""
     with world.writer(log) as writer:
         writer.put(b"a", b"1")
         world.chunks.fates = [Fate.DELAY]
@@ -190,7 +193,7 @@ def test_a_report_after_the_time_was_over_changes_nothing(world: World, log: Log
 
 
 def test_an_interrupted_wait_ends_the_writer(world: World, log: Log) -> None:
-    """Ctrl-C while a result is waited for leaves it open whether a report was lost, so nothing more is committed."""
+    """Ctrl-C in a wait for a result may lose a report, so nothing more is committed."""
 
     def interrupt() -> None:
         raise KeyboardInterrupt
@@ -209,7 +212,7 @@ def test_an_interrupted_wait_ends_the_writer(world: World, log: Log) -> None:
 
 
 def test_closing_ends_what_is_under_way(world: World, log: Log) -> None:
-    """A checkpoint whose chunks are in flight at close fails, its bytes are given back, and late reports do nothing."""
+    """A checkpoint in flight at close fails, its bytes are given back, and late reports do nothing."""
     writer = world.writer(log)
     writer.put(b"a", b"1")
     world.chunks.fates = [Fate.DELAY]
@@ -226,7 +229,7 @@ def test_closing_ends_what_is_under_way(world: World, log: Log) -> None:
 
 
 def test_truncate_and_close_waits_for_checkpoints_under_way(world: World, log: Log) -> None:
-    """What a checkpoint in flight still needs is not dropped: it lands before the clients go."""
+    """A checkpoint in flight completes before the clients close: its needed changes are not dropped."""
     writer = world.writer(log)
     writer.put(b"a", b"1")
     world.chunks.fates = [Fate.DELAY]
@@ -239,7 +242,7 @@ def test_truncate_and_close_waits_for_checkpoints_under_way(world: World, log: L
 
 
 def test_back_pressure_blocks_and_unblocks(world: World, log: Log) -> None:
-    """Over several change sets the bytes in flight add up; at the limit the writer is not available, and waits."""
+    """Bytes in flight add up over change sets; at the limit the writer is not available, and waits."""
     world.chunks.others = Fate.DELAY
     looks: list[WriterStatistics] = []
 
@@ -274,7 +277,7 @@ def test_back_pressure_blocks_and_unblocks(world: World, log: Log) -> None:
 
 
 def test_bytes_are_given_back_when_a_chunk_fails(world: World, log: Log) -> None:
-    """Good or bad, a report ends a chunk's share of the bytes in flight."""
+    """Any report, good or bad, ends a chunk's share of the bytes in flight."""
     with world.writer(log, SMALL) as writer:
         world.chunks.fates = [Fate.DELIVER, Fate.SKIP]
         with pytest.raises(PersistFailed):
@@ -285,7 +288,7 @@ def test_bytes_are_given_back_when_a_chunk_fails(world: World, log: Log) -> None
 
 
 def test_a_failure_ends_the_wait_for_room(world: World, log: Log) -> None:
-    """Who is blocked learns of a failed chunk at once, not after the client's own time-out."""
+    """A blocked writer learns of a failed chunk at once, not after the client's own time-out."""
     world.chunks.others = Fate.DELAY
     with world.writer(log, SMALL) as writer:
         world.on_look = [lambda: None, world.cluster.expire]
@@ -297,7 +300,7 @@ def test_a_failure_ends_the_wait_for_room(world: World, log: Log) -> None:
 
 
 def test_a_full_client_queue_is_waited_for(world: World) -> None:
-    """The client takes no more than two records at a time; the rest waits here, and each is sent once."""
+    """A full client queue is waited for: it takes two records at a time, the rest waits, and each is sent once."""
     kafka = MemoryKafka(cluster=world.cluster, queue_limit=2)
     world.chunks.others = Fate.DELAY
     with Log.open("p", where_at(kafka, world.rig.store())) as log, world.writer(log) as writer:
@@ -316,7 +319,7 @@ def test_a_full_client_queue_is_waited_for(world: World) -> None:
 
 
 def test_a_settled_commit_goes_on_with_rolled_over_changes(world: World, log: Log) -> None:
-    """What was rolled over and not sent is sent under the epoch that settled the commit."""
+    """Rolled-over unsent changes are sent under the epoch that resolved the commit."""
     lost = [Fate.LOSE]
     chunk_fate = world.chunks.fate
 

@@ -1,4 +1,4 @@
-"""A real broker that lost acknowledged records while it was down: all are told, and a person can let them go on.
+"""A real broker that lost acknowledged records while it was down: every client raises, and a person can let them go on.
 
 The broker is killed once. Before it comes up again, the segments of several logs are cut as a power failure cuts them.
 """
@@ -29,9 +29,9 @@ pytestmark = [pytest.mark.broker, pytest.mark.xdist_group("power loss"), pytest.
 
 COMMITS = 6
 _BY_DATA = WriterSettings(inline_bytes=0)
-"""What is cut off is counted in records of both topics."""
+"""The tests count records of both topics."""
 LEFT = 4
-"""So many of a log's commits are left where its ledger was cut: the mark and the Open lie before them."""
+"""The number of commits left in a log whose ledger was cut: the mark and the Open lie before them."""
 ALL = {b"k%d" % i: b"v%d" % i for i in range(1, COMMITS + 1)}
 SURVIVED = {b"k%d" % i: b"v%d" % i for i in range(1, LEFT + 1)}
 WHO = ("--reason", "power failure", "--operator", "ann", "--yes")
@@ -39,14 +39,14 @@ WHO = ("--reason", "power failure", "--operator", "ann", "--yes")
 
 @dataclass(slots=True)
 class Struck:
-    """A broker that came up with less than it had acknowledged, and the writers that were open all the while."""
+    """A broker that came up with less than it had acknowledged, and the writers that stayed open."""
 
     bootstrap: str
     directory: Path
     writers: dict[str, Writer] = field(default_factory=dict[str, Writer])
 
     def create(self, name: str, partitions: int = 1) -> Log:
-        """A new log."""
+        """Return a new log."""
         return Log.create(
             name,
             where_at(self._kafka(), self._root()),
@@ -54,13 +54,13 @@ class Struck:
         )
 
     def open(self, name: str) -> Log:
-        """A log, opened by somebody who asks a broker once where to ask again is of no use."""
+        """Return a log, opened by a client that asks a broker once, where a repeat is of no use."""
         log = Log.open(name, where_at(self._kafka(), self._root()))
         log.patience_s = 0.0
         return log
 
     def run(self, command: str, name: str, *arguments: str) -> Result:
-        """A command of ours on a log."""
+        """Run a command of ours on a log; return its result."""
         place = ("--bootstrap", self.bootstrap, "--root", self._root(), "--allow-unsafe", ",".join(UNSAFE))
         return CliRunner().invoke(program, [command, name, *arguments, *place])
 
@@ -72,7 +72,7 @@ class Struck:
 
 
 def commit_all(writer: Writer) -> None:
-    """One change, one commit; so each lies in a batch of its own."""
+    """Commit each change alone, so that each lies in a batch of its own."""
     for i in range(1, COMMITS + 1):
         writer.put(b"k%d" % i, b"v%d" % i)
         writer.commit(checkpoint_id=i)
@@ -80,7 +80,7 @@ def commit_all(writer: Writer) -> None:
 
 @pytest.fixture(scope="module")
 def struck(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Struck]:
-    """Five logs; what is left of each after the failure is said where it is cut."""
+    """Yield five logs; each cut says what is left of its log."""
     directory = tmp_path_factory.mktemp("power-loss")
     broker = EmbeddedBroker(directory / "broker")
     broker.start()
@@ -114,7 +114,7 @@ def struck(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Struck]:
 
 
 def restarts(log: Log) -> list[Restart]:
-    """All Restarts that the ledger holds now."""
+    """Return all Restarts that the ledger holds now."""
     reader = log.kafka.reader(log.ledger_topic)
     try:
         start, end = log.kafka.offsets(log.ledger_topic, [0])[0]
@@ -125,7 +125,7 @@ def restarts(log: Log) -> list[Restart]:
 
 
 def go_on(log: Log, expect: int, before: dict[bytes, bytes]) -> None:
-    """A writer resumes where the log says, at once, and everybody sees what was there and what it adds."""
+    """Resume a writer at once, and check that everybody reads the old state and its additions."""
     assert recover(log).to_dict() == before
     with Writer(log, "w", expect=expect) as writer:
         writer.put(b"new", b"v")
@@ -134,7 +134,7 @@ def go_on(log: Log, expect: int, before: dict[bytes, bytes]) -> None:
 
 
 def test_a_ledger_that_lost_its_tail_is_told_to_all(struck: Struck, tmp_path: Path) -> None:
-    """To the writer that lived through it, to one that opens, to a reader and to who runs the daemon."""
+    """A ledger that lost its tail raises for the old writer, an opening one, a reader and a daemon."""
     writer = struck.writers["ledger"]
     writer.put(b"late", b"v")
     with pytest.raises(DataLoss):
@@ -150,7 +150,7 @@ def test_a_ledger_that_lost_its_tail_is_told_to_all(struck: Struck, tmp_path: Pa
 
 
 def test_after_the_acceptance_what_survived_is_the_history(struck: Struck, tmp_path: Path) -> None:
-    """Without a snapshot: exactly the commits that the ledger still holds, and writers go on behind a Restart."""
+    """After the acceptance without a snapshot the history is the ledger's commits; writers go on behind a Restart."""
     with struck.open("ledger") as log:
         accept_ledger_loss(log, reason="power failure", operator="ann")
         assert {(one.reason, one.operator, one.position) for one in restarts(log)} == {("power failure", "ann", 0)}
@@ -161,7 +161,7 @@ def test_after_the_acceptance_what_survived_is_the_history(struck: Struck, tmp_p
 
 @pytest.mark.usefixtures("at_once")
 def test_the_command_goes_on_from_the_snapshot(struck: Struck) -> None:
-    """With one: all that was acknowledged before it, although the ledger lost some of that."""
+    """The command goes on from the snapshot, with all commits acknowledged before it, also lost ones."""
     with struck.open("snapshot") as log:
         with pytest.raises(DataLoss):
             recover(log)
@@ -177,7 +177,7 @@ def test_the_command_goes_on_from_the_snapshot(struck: Struck) -> None:
 
 
 def test_a_ledger_that_grew_again_is_told_by_its_last_record(struck: Struck) -> None:
-    """Somebody else, who knows nothing of the loss, wrote where the writer's last commit was: its next is not told."""
+    """A ledger that grew again by a stranger, over the writer's last commit, does not acknowledge its next one."""
     with struck.open("regrown") as log:
         for i in range(3):
             Writer(log, f"other-{i}", partitions=[1]).close()
@@ -187,12 +187,12 @@ def test_a_ledger_that_grew_again_is_told_by_its_last_record(struck: Struck) -> 
         writer.commit(checkpoint_id=2)
     assert told.value.facts["topic"] == "regrown.ledger"
     with struck.open("regrown") as log, pytest.raises(DataLoss):
-        log.commits()  # What the writer had seen stands in the chunk that it could not commit.
+        log.commits()  # The chunk of the failed commit names the ledger position that its writer had read.
 
 
 @pytest.mark.usefixtures("at_once")
 def test_offsets_of_the_data_are_given_up_by_the_error_s_own_facts(struck: Struck, tmp_path: Path) -> None:
-    """The range that the error names is what the command takes; then writers go on and readers know what is missing."""
+    """The command takes the range that the error names; then writers go on and readers know the missing part."""
     with struck.open("data") as log:
         with pytest.raises(BeyondEnd) as told:
             Writer(log, "w")

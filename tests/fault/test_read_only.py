@@ -1,4 +1,4 @@
-"""Recovery by a reader that may not write to the store: without a lease, which it says, and exact all the same."""
+"""Recovery by a reader that may not write to the store: without a lease, with a warning, and exact all the same."""
 
 from collections.abc import Iterator
 
@@ -23,7 +23,7 @@ WRITES = ("put", "put_if_absent", "upload", "delete", "now_s")
 
 @pytest.fixture
 def rig() -> HistoryRig:
-    """A log with a snapshot and a tail."""
+    """Return a log with a snapshot and a tail."""
     made = history_rig()
     with Writer(made.log, "w") as writer:
         made.commit(writer, 1, [(b"a", b"1"), (b"b", b"2")])
@@ -33,7 +33,7 @@ def rig() -> HistoryRig:
 
 
 def _reader(rig: HistoryRig, error: Exception) -> Log:
-    """The log as a process sees it that may only read."""
+    """Return the log as a process sees it that may only read."""
     store = rig.log.store
     assert isinstance(store, MemoryStore)
 
@@ -47,7 +47,7 @@ def _reader(rig: HistoryRig, error: Exception) -> Log:
 
 
 def test_a_reader_without_the_right_to_write_recovers(rig: HistoryRig) -> None:
-    """The whole state, a warning, and statistics that tell; a follower reads on as well."""
+    """A reader without the right to write gets the whole state, a warning, and statistics; a follower reads on."""
     with told(), recover(_reader(rig, StoreRefused("403"))) as recovery:
         assert recovery.to_dict() == rig.state_at(rig.end())
         assert not recovery.statistics().has_lease
@@ -55,7 +55,7 @@ def test_a_reader_without_the_right_to_write_recovers(rig: HistoryRig) -> None:
 
 
 def test_a_follower_without_the_right_to_write_goes_on(rig: HistoryRig) -> None:
-    """What is committed after the state comes out, too."""
+    """A follower without the right to write also gets later commits."""
     state = dict[object, object]()
     with told(), recover(_reader(rig, StoreRefused("403"))).follow(poll_s=0.01) as stream:
         with Writer(rig.log, "w") as writer:
@@ -69,13 +69,13 @@ def test_a_follower_without_the_right_to_write_goes_on(rig: HistoryRig) -> None:
 
 
 def test_a_store_that_is_away_is_still_an_error(rig: HistoryRig) -> None:
-    """A lease that could be written is not given up because the store does not answer for a moment."""
+    """An unavailable store is still an error: a lease that could be written is not skipped for it."""
     with pytest.raises(StoreUnavailable):
         recover(_reader(rig, StoreUnavailable("silence"))).to_dict()
 
 
 def test_without_a_lease_truncation_is_noticed(rig: HistoryRig) -> None:
-    """Overtaken between its plan and its reads, the reader plans again, from the newer snapshot: the same state."""
+    """A reader without a lease that truncation overtakes plans again, from the newer snapshot, to the same state."""
     with recover(rig.log, settings=RecoverySettings(lease=False)) as recovery:
         position = recovery.position
         assert list_leases(rig.log.store) == []
@@ -90,7 +90,7 @@ def test_without_a_lease_truncation_is_noticed(rig: HistoryRig) -> None:
 
 
 def test_newest_changes_that_want_no_lease_write_nothing(rig: HistoryRig) -> None:
-    """As a recovery: every write to the store would fail."""
+    """Newest changes without a lease write nothing, like a recovery: every write to the store would fail."""
     log = _reader(rig, StoreUnavailable("silence"))
     state = dict[bytes, bytes]()
     for table in newest_changes(log, plan_changes(log), settings=RecoverySettings(lease=False)):
@@ -100,7 +100,7 @@ def test_newest_changes_that_want_no_lease_write_nothing(rig: HistoryRig) -> Non
 
 @pytest.fixture
 def service() -> Iterator[FaultyS3]:
-    """An S3 service."""
+    """Yield an S3 service."""
     with faulty_s3() as running:
         yield running
 

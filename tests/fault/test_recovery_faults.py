@@ -1,4 +1,4 @@
-"""Recovery against damage and races, on the twins: the state, a loud fallback, or a typed error with facts."""
+"""Recovery against damage and races, on the twins: the state, a warned fallback, or a typed error with facts."""
 
 from collections.abc import Callable
 
@@ -37,7 +37,7 @@ from tests.support.told import told
 
 
 def _fails(twins: SnapshotTwins, kind: type[StatelogError], attempts: int = 5) -> StatelogError:
-    """The error of a recovery that must fail, and leave nothing behind."""
+    """Return the error of a recovery that must fail, and leave no trace."""
     with pytest.raises(kind) as caught:
         recover(twins.log, settings=RecoverySettings(attempts=attempts)).to_dict()
     assert type(caught.value) is kind
@@ -61,7 +61,7 @@ def test_a_damaged_chunk_stops_the_recovery() -> None:
 
 
 def _with_value(chunk: bytes, log: Log, value: bytes | None) -> bytes:
-    """A chunk of the same head and counts, with its own right checksum, in which each change has this value."""
+    """Return a chunk of the same head and counts, with its own right checksum, in which each change has this value."""
     found = decode_head(chunk)
     assert found is not None
     head, at = found
@@ -82,7 +82,7 @@ def _with_value(chunk: bytes, log: Log, value: bytes | None) -> bytes:
 
 @pytest.mark.usefixtures("busy_ledger")
 def test_of_many_small_chunks_the_corrupt_one_is_named() -> None:
-    """They are decoded together; a put without a value among them is told with its own offset."""
+    """One corrupt chunk of many small ones, decoded together, is named; a put without a value by its offset."""
     rig = twin_rig("log")
     with rig.create(partitions=1, key_groups=2) as log:
         with Writer(log, "w") as writer:
@@ -98,7 +98,7 @@ def test_of_many_small_chunks_the_corrupt_one_is_named() -> None:
 
 @pytest.mark.usefixtures("busy_ledger")
 def test_a_replaced_chunk_is_an_incomplete_change_set() -> None:
-    """A committed chunk in whose place a stranger's record lies is told with partition, offsets and counts."""
+    """A stranger's record in the place of a committed chunk is reported with partition, offsets and counts."""
     twins = SnapshotTwins(truncate=True)
     record = twins.cluster.records("rig", 1)[-1]
     twins.cluster.overwrite("rig", 1, record.offset, b"a stranger's")
@@ -137,7 +137,7 @@ def test_chunks_that_changed_places_are_noticed() -> None:
 
 @pytest.mark.usefixtures("busy_ledger")
 def test_an_accepted_loss_is_passed() -> None:
-    """What a person gave up is not missed, and all the rest comes out."""
+    """An accepted loss is not missed, and all the rest comes out."""
     twins = SnapshotTwins(truncate=True)
     record = twins.cluster.records("rig", 1)[-1]
     twins.cluster.overwrite("rig", 1, record.offset, b"a stranger's")
@@ -159,7 +159,7 @@ def test_a_lost_tail_of_the_data_is_beyond_the_end() -> None:
 
 @pytest.mark.usefixtures("at_once")
 def test_a_lost_tail_of_the_ledger_is_beyond_the_end() -> None:
-    """A ledger that ends below the newest snapshot is BeyondEnd, not an older snapshot in silence."""
+    """A ledger that ends below the newest snapshot is BeyondEnd, without a silent older snapshot."""
     twins = SnapshotTwins(truncate=True)
     position = twins.rig.manifests[-1].position
     twins.cluster.lose_tail("rig.ledger", 0, position - 1)
@@ -170,7 +170,7 @@ def test_a_lost_tail_of_the_ledger_is_beyond_the_end() -> None:
 @pytest.mark.usefixtures("busy_ledger")
 @pytest.mark.parametrize("topic", ["rig", "rig.ledger"])
 def test_another_record_below_the_snapshot_is_an_anchor_mismatch(topic: str) -> None:
-    """A record that the snapshot was built on and that is another one now is told with topic and offset."""
+    """A changed record that the snapshot was built on is reported with topic and offset."""
     twins = SnapshotTwins(truncate=False)
     anchor = next(a for a in twins.rig.manifests[-1].anchors if a.topic == ("data" if topic == "rig" else "ledger"))
     twins.cluster.overwrite(topic, anchor.partition, anchor.offset, b"another")
@@ -182,7 +182,7 @@ def test_another_record_below_the_snapshot_is_an_anchor_mismatch(topic: str) -> 
 @pytest.mark.usefixtures("at_once")
 @pytest.mark.parametrize("topic", ["rig", "rig.ledger"])
 def test_a_topic_made_anew_is_another_log(topic: str) -> None:
-    """A topic that was deleted and made again under its name is refused before anything is read."""
+    """A topic that was deleted and re-created under its name is refused before any read."""
     twins = SnapshotTwins(truncate=False)
     twins.cluster.recreate_topic(topic)
     error = _fails(twins, IdentityChanged)
@@ -191,7 +191,7 @@ def test_a_topic_made_anew_is_another_log(topic: str) -> None:
 
 @pytest.mark.usefixtures("busy_ledger")
 def test_a_log_that_starts_too_high_is_offset_gone() -> None:
-    """When more was truncated than any snapshot covers, planning again is bounded and ends with the offsets."""
+    """If more was truncated than any snapshot covers, planning again is bounded and ends with the offsets."""
     twins = SnapshotTwins(truncate=True)
     end = twins.log.data_offsets()[0].end
     twins.cluster.truncate("rig", 0, end)
@@ -234,11 +234,11 @@ _DAMAGES = [
 def test_a_damaged_newest_snapshot_falls_back_loudly(
     damage: Callable[[SnapshotTwins], None], _kind: type[StatelogError], truncate: bool
 ) -> None:
-    """The state is exact, read from the snapshot before, and both the warning and the recovery say so."""
+    """A damaged newest snapshot falls back to the one before, with the exact state, a warning and statistics."""
     twins = SnapshotTwins(truncate=truncate)
     damage(twins)
     found: list[Recovery] = []
-    for _ in range(2):  # It is told each time.
+    for _ in range(2):  # Each time warns.
         with told("falling back"):
             found.append(recover(twins.log))
             assert found[-1].to_dict() == twins.expected
@@ -249,7 +249,10 @@ def test_a_damaged_newest_snapshot_falls_back_loudly(
 
 
 def test_a_manifest_that_is_damaged_once_it_was_read_falls_back_as_loudly() -> None:
-    """A listing shows the file that it was, so the plan goes by what was read: the look under the lease finds it."""
+    """A manifest that is damaged after its read falls back with the same warning: the check under the lease finds it.
+
+    A listing shows the same file, so the plan trusts the read.
+    """
     twins = SnapshotTwins(truncate=False)
     assert recover(twins.log).to_dict() == twins.expected
     _damage_manifest(twins)
@@ -264,7 +267,7 @@ def test_a_manifest_that_is_damaged_once_it_was_read_falls_back_as_loudly() -> N
 def test_a_damaged_snapshot_without_a_way_around_is_the_error(
     damage: Callable[[SnapshotTwins], None], kind: type[StatelogError]
 ) -> None:
-    """If the log does not reach back to an older snapshot, the damage itself is what the caller gets."""
+    """The damage itself is the error if the log does not reach back to an older snapshot."""
     twins = SnapshotTwins(truncate=False)
     twins.rig.truncate(twins.rig.manifests[-1])
     damage(twins)
@@ -274,7 +277,7 @@ def test_a_damaged_snapshot_without_a_way_around_is_the_error(
 
 
 def test_without_any_snapshot_left_the_log_itself_is_enough() -> None:
-    """If all manifests are damaged and nothing was truncated, the whole log is replayed."""
+    """The whole log is replayed if all manifests are damaged and nothing was truncated."""
     twins = SnapshotTwins(truncate=False)
     for manifest in twins.rig.manifests:
         twins.disk.flip_byte(f"rig/{MANIFESTS.path(manifest.number)}", -40)
@@ -287,7 +290,7 @@ def test_without_any_snapshot_left_the_log_itself_is_enough() -> None:
 
 @pytest.mark.usefixtures("busy_ledger")
 def test_a_missing_manifest_folder_is_not_an_empty_log() -> None:
-    """A truncated log whose manifests are gone is OffsetGone, never an empty state; who saw them knows better yet."""
+    """A truncated log without its manifests is OffsetGone, never an empty state; a client that read them knows more."""
     twins = SnapshotTwins(truncate=True)
     for manifest in twins.rig.manifests:
         twins.disk.remove(f"rig/{MANIFESTS.path(manifest.number)}")

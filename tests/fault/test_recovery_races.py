@@ -1,4 +1,4 @@
-"""Recovery beside truncation, cleanup and time: it plans again, holds its lease, or says what went away."""
+"""Recovery concurrent with truncation, cleanup and time: it plans again, holds its lease, or names the missing part."""
 
 import math
 import warnings
@@ -18,7 +18,7 @@ from tests.support.waiting import wait_for
 
 
 def _advance(twins: SnapshotTwins) -> None:
-    """Another snapshot stands, the older ones and what only they needed are gone."""
+    """Put another snapshot, and delete the older ones with all that only they needed."""
     twins.rig.snapshot(merge=True)
     for manifest in twins.rig.manifests[:-1]:
         twins.rig.drop(manifest)
@@ -26,7 +26,7 @@ def _advance(twins: SnapshotTwins) -> None:
 
 
 def _advancing(twins: SnapshotTwins, meets: Callable[[str, str], bool]) -> list[str]:
-    """Advance once, at the first call of the store (method, path) that `meets` takes; its path will be in the list."""
+    """Advance once, at the store's first call (method, path) that `meets` takes; return a list that gets its path."""
     moved: list[str] = []
 
     def hook(method: str, path: str) -> None:
@@ -39,7 +39,7 @@ def _advancing(twins: SnapshotTwins, meets: Callable[[str, str], bool]) -> list[
 
 
 def test_truncation_between_plan_and_lease_plans_again() -> None:
-    """What the materializer removes before the lease stands costs one more plan, and nothing else."""
+    """A truncation between plan and lease costs one more plan, and nothing else."""
     twins = SnapshotTwins(truncate=True)
     moved = _advancing(twins, lambda method, path: method == "put" and path.startswith("leases/"))
     with warnings.catch_warnings():
@@ -52,7 +52,7 @@ def test_truncation_between_plan_and_lease_plans_again() -> None:
 
 
 def test_cleanup_while_runs_are_read_plans_again() -> None:
-    """A run that goes away together with its manifest is no damage: the snapshot that replaced it is taken."""
+    """A run that is deleted together with its manifest is no damage: its replacing snapshot is read."""
     twins = SnapshotTwins(truncate=True)
     moved = _advancing(twins, lambda method, path: method == "open" and path == twins.run_of(-1))
     with warnings.catch_warnings():
@@ -64,7 +64,7 @@ def test_cleanup_while_runs_are_read_plans_again() -> None:
 
 
 def test_an_old_state_that_goes_away_meanwhile_is_not_found() -> None:
-    """A position that truncation took before the lease stood is NotFound with what is held, never another state."""
+    """A position that truncation took before the lease existed is NotFound with the held range, never another state."""
     twins = SnapshotTwins(truncate=True)
     position = twins.rig.manifests[0].position
     _advancing(twins, lambda method, path: method == "put" and path.startswith("leases/"))
@@ -95,7 +95,7 @@ def test_a_lease_is_held_while_reading_and_gone_afterwards() -> None:
 
 
 def test_a_lease_outlives_its_time_while_reading_goes_on() -> None:
-    """Runs that take 50 seconds to open leave a lease of 60 seconds alive, because progress renews it."""
+    """A lease of 60 seconds stays alive over runs that take 50 seconds to open, because progress renews it."""
     twins = SnapshotTwins(truncate=True)
     store = twins.log.store
     opened: list[str] = []
@@ -118,7 +118,7 @@ def test_a_lease_outlives_its_time_while_reading_goes_on() -> None:
 
 
 def test_a_failing_callback_ends_the_recovery() -> None:
-    """What the caller's progress function raises comes out as it is, and the lease is gone."""
+    """An error of the caller's progress function is raised unchanged, and the lease is removed."""
 
     def fail(_: object) -> None:
         raise RuntimeError("the caller's own")

@@ -1,4 +1,4 @@
-"""What opening and reading refuse, with a typed error that names the facts and what to do. On a real broker."""
+"""The refusals of opening and reading, by typed errors that name the facts and the remedy. On a real broker."""
 
 import socket
 import time
@@ -38,13 +38,13 @@ POINT = '{"type": "record", "name": "Point", "fields": [{"name": "x", "type": "l
 
 @pytest.fixture
 def rig(broker: Broker, log_name: str, tmp_path: Path) -> Iterator[LogRig]:
-    """A log's two places: a real broker and a local directory."""
+    """Yield a log's two places: a real broker and a local directory."""
     with ports_closed(real_rig(log_name, broker.bootstrap, tmp_path)) as made:
         yield made
 
 
 def set_topic(broker: Broker, topic: str, name: str, value: str) -> None:
-    """Change one setting of a topic, as an operator would, and wait until brokers tell of it."""
+    """Change one setting of a topic, as an operator would, and wait until brokers report it."""
     admin = AdminClient({"bootstrap.servers": broker.bootstrap})
     entry = ConfigEntry(name, value, incremental_operation=AlterConfigOpType.SET)
     resource = ConfigResource(ResourceType.TOPIC, topic, incremental_configs=[entry])
@@ -55,7 +55,7 @@ def set_topic(broker: Broker, topic: str, name: str, value: str) -> None:
 
 
 def shown(error: StatelogError, *words: str) -> None:
-    """The text of an error names these words and says what to do."""
+    """Check that the text of an error names these words and a remedy."""
     assert error.hint
     for word in words:
         assert word in str(error)
@@ -76,7 +76,7 @@ def shown(error: StatelogError, *words: str) -> None:
 def test_a_topic_that_would_lose_changes_is_refused(
     broker: Broker, rig: LogRig, setting: str, value: str, word: str
 ) -> None:
-    """A setting that an operator changed under a log stops every open, and putting it back mends it."""
+    """A setting that an operator changed under a log stops every open, and putting it back repairs that."""
     with rig.create() as log:
         before = log.kafka.describe_topic(rig.name)
     assert before is not None
@@ -102,7 +102,7 @@ def test_what_is_unsafe_must_be_waived_by_name(rig: LogRig) -> None:
 
 @pytest.mark.broker
 def test_a_recreated_topic_is_noticed(rig: LogRig) -> None:
-    """A topic that was deleted and made anew under the same name is not the log's, whatever it holds."""
+    """A topic that was deleted and re-created under the same name is not the log's, whatever it holds."""
     with rig.create() as log:
         spec = log.kafka.describe_topic(rig.name)
         assert spec is not None
@@ -128,7 +128,7 @@ def test_a_topic_that_is_gone_is_noticed(rig: LogRig) -> None:
 
 @pytest.mark.broker
 def test_a_truncated_ledger_without_a_manifest_stops_every_reader(rig: LogRig) -> None:
-    """A reader that starts in the middle of the ledger without a base would void valid commits; it stops."""
+    """A truncated ledger without a manifest stops every reader: without a base it would void valid commits."""
     with rig.create() as log:
         with Writer(log, "w") as writer:
             writer.put(b"k", b"v")
@@ -146,11 +146,11 @@ def test_a_truncated_ledger_without_a_manifest_stops_every_reader(rig: LogRig) -
 def test_no_broker_is_a_typed_error_in_bounded_time(
     tmp_path: Path, log_name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Nobody listens: BrokerUnavailable with the address and a hint, and nothing is written to the store."""
+    """Without a listener a call is soon BrokerUnavailable with the address and a hint; no file is written."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         address = f"127.0.0.1:{free.getsockname()[1]}"
-    monkeypatch.setattr("statelog.kafka.config._REQUEST_TIMEOUT_S", 900.0)  # Whoever waits for it is told so.
+    monkeypatch.setattr("statelog.kafka.config._REQUEST_TIMEOUT_S", 900.0)  # A waiting caller learns that.
     started_s = time.monotonic()
     with pytest.raises(BrokerUnavailable) as caught:
         kafka = {"bootstrap.servers": address, "socket.timeout.ms": "1000"}
@@ -163,7 +163,7 @@ def test_no_broker_is_a_typed_error_in_bounded_time(
 
 @pytest.mark.broker
 def test_a_foreign_topic_is_not_taken_over(rig: LogRig) -> None:
-    """A topic of the log's name that holds records is somebody's; create refuses and leaves it alone."""
+    """A topic of the log's name with records is somebody's; create refuses and leaves it alone."""
     kafka = rig.kafka()
     kafka.create_topic(TopicSpec(name=rig.name, partitions=4, replication_factor=1))
     producer = kafka.producer()
@@ -180,7 +180,7 @@ def test_a_foreign_topic_is_not_taken_over(rig: LogRig) -> None:
 
 @pytest.mark.broker
 def test_topics_without_their_descriptor_are_not_taken_over(rig: LogRig) -> None:
-    """A marked ledger belongs to a log, wherever its descriptor is; what a dead create left has no mark."""
+    """A marked ledger belongs to a log, wherever its descriptor is; a dead create's leftover has no mark."""
     rig.create().close()
     rig.store().delete(DESCRIPTOR_PATH)
     with pytest.raises(NotFound):
@@ -191,7 +191,7 @@ def test_topics_without_their_descriptor_are_not_taken_over(rig: LogRig) -> None
 
 @pytest.mark.parametrize("name", ["", ".", "a/b", "a..b", "-a", "a\n", "x" * 129, "ä", "a.ledger", None, 5, b"a"])
 def test_names_that_could_be_paths_are_refused(name: Any) -> None:
-    """A log's name becomes topics and a directory, so it is checked before anything is touched.
+    """A log's name becomes topics and a directory, so it is checked before any other step.
 
     It is no ledger's name: the data topic of `a.ledger` would be the ledger of `a`.
     """
@@ -220,7 +220,7 @@ def test_names_that_could_be_paths_are_refused(name: Any) -> None:
     ids=str,
 )
 def test_a_log_that_nobody_could_make_leaves_nothing_behind(nonsense: dict[str, Any]) -> None:
-    """Settings are checked before the first topic is made, and the error names the setting or says what it may be."""
+    """Settings are checked before the first topic is made, and the error names the setting or its allowed values."""
     rig = twin_rig("fine")
     here = {name: nonsense.pop(name) for name in ("replication_factor", "allow_unsafe") if name in nonsense}
     with pytest.raises(ConfigError) as caught:
@@ -248,7 +248,7 @@ def test_a_damaged_descriptor_stops_the_open(tmp_path: Path) -> None:
 
 
 def test_an_unknown_value_schema_stops_the_reader(tmp_path: Path) -> None:
-    """A chunk whose value schema the log does not have is not guessed at."""
+    """A chunk whose value schema the log does not have stops the reader, which does not guess."""
     rig = LogRig("log", twin_rig("log").kafka, lambda: open_store(str(tmp_path), "log"))
     with rig.create(value_schema=POINT) as log, Writer(log, "w") as writer:
         writer.put(b"k", {"x": 1})

@@ -1,4 +1,4 @@
-"""A writer that refuses: it stays as it was, goes on, and nothing is lost silently."""
+"""A writer that refuses: its state stays, it goes on, and nothing is lost silently."""
 
 import datetime
 import math
@@ -34,19 +34,19 @@ TEXTS = """{"type": "record", "name": "Texts", "fields": [
 
 @pytest.fixture
 def rig() -> LogRig:
-    """A log's two places, in memory."""
+    """Return a log's two places, in memory."""
     return twin_rig("l")
 
 
 @pytest.fixture
 def log(rig: LogRig) -> Iterator[Log]:
-    """A new log of opaque values under bytes keys."""
+    """Yield a new log of opaque values under bytes keys."""
     with rig.create() as created:
         yield created
 
 
 def test_a_refused_change_leaves_no_key_group_behind(rig: LogRig) -> None:
-    """Where the caller names key groups, a value that is too large must not shift those of the changes after it."""
+    """A value that is too large leaves no key group behind, which would shift the key groups of later changes."""
     with rig.create(hash_rule=HashRule.CALLER) as log, Writer(log, "w") as writer:
         with pytest.raises(ValueTooLarge):
             writer.append(3, b"large", bytes(16 << 20))
@@ -59,7 +59,7 @@ def test_a_refused_change_leaves_no_key_group_behind(rig: LogRig) -> None:
 
 
 def test_a_put_without_a_key_group_is_refused_at_once(rig: LogRig) -> None:
-    """Where the caller names key groups, a put that names none is refused and not buffered."""
+    """A put that names no key group is refused and not buffered where the caller names them."""
     with rig.create(hash_rule=HashRule.CALLER) as log, Writer(log, "w") as writer:
         for _ in range(3):
             with pytest.raises(KeyGroupMismatch):
@@ -89,7 +89,7 @@ def test_a_put_without_a_key_group_is_refused_at_once(rig: LogRig) -> None:
     ids=str,
 )
 def test_metadata_that_cannot_be(rig: LogRig, log: Log, metadata: Any, blamed: str) -> None:
-    """Other metadata is refused before anything is persisted, and the writer goes on."""
+    """Invalid metadata is refused before anything is persisted, and the writer goes on."""
     with Writer(log, "w") as writer:
         writer.put(b"k", b"v")
         with pytest.raises(InvalidMetadata, match=blamed):
@@ -116,7 +116,7 @@ def test_metadata_that_no_ledger_record_holds(rig: LogRig, log: Log) -> None:
 
 @pytest.mark.parametrize("record", [("\ud800", b"v"), ("key", "text"), (b"key", b"v"), ("key", 1)])
 def test_meta_records_are_text_and_bytes(log: Log, record: tuple[str, bytes]) -> None:
-    """Another meta record is refused where it comes in, not when it is committed."""
+    """A meta record of another type is refused where it comes in, not at the commit."""
     with Writer(log, "w") as writer:
         with pytest.raises(InvalidChange):
             writer.append_meta(*record)
@@ -124,7 +124,10 @@ def test_meta_records_are_text_and_bytes(log: Log, record: tuple[str, bytes]) ->
 
 
 def test_meta_records_that_no_commit_holds_are_refused_at_append(rig: LogRig, log: Log) -> None:
-    """Also together with those of checkpoints that nobody confirmed; the writer goes on, and a commit makes room."""
+    """Meta records that no commit holds are refused at append, with unconfirmed checkpoints' ones counted.
+
+    The writer goes on, and a commit makes room.
+    """
     with Writer(log, "w") as writer:
         with pytest.raises(ValueTooLarge):
             writer.append_meta("m", bytes(9 << 20))
@@ -168,7 +171,7 @@ def test_checkpoint_ids_fit(log: Log, checkpoint_id: Any) -> None:
     ids=str,
 )
 def test_a_batch_makes_no_key_that_a_put_refuses(key_type: KeyType, column: pa.Array) -> None:
-    """Numbers, times and texts become no keys of another type in bulk; text and bytes, and integers, are one kind."""
+    """A batch makes no key that a put refuses; only text and bytes, and all integers, are one kind."""
     rig = twin_rig("log")
     value = pa.array([b"v"])
     with rig.create(key_type=key_type) as log, Writer(log, "w") as writer:
@@ -184,7 +187,7 @@ def test_a_batch_makes_no_key_that_a_put_refuses(key_type: KeyType, column: pa.A
 
 
 def test_a_handle_that_was_confirmed_is_refused(rig: LogRig, log: Log) -> None:
-    """Confirming twice is refused before anything is sent, and the writer goes on."""
+    """A second confirm of a handle is refused before anything is sent, and the writer goes on."""
     with Writer(log, "w") as writer:
         writer.put(b"k", b"v")
         handle = writer.persist(1).result()
@@ -198,7 +201,7 @@ def test_a_handle_that_was_confirmed_is_refused(rig: LogRig, log: Log) -> None:
 
 
 def test_a_checkpoint_that_a_later_one_included_is_refused(rig: LogRig, log: Log) -> None:
-    """Confirmed out of order, the earlier handle has nothing to add, and the writer goes on."""
+    """A checkpoint that a later one included is refused: it has nothing to add, and the writer goes on."""
     with Writer(log, "w") as writer:
         writer.put(b"k", b"v")
         first = writer.persist(1).result()
@@ -212,7 +215,7 @@ def test_a_checkpoint_that_a_later_one_included_is_refused(rig: LogRig, log: Log
 
 
 def test_a_handle_of_another_log_is_not_a_loss(rig: LogRig, log: Log) -> None:
-    """It is told for what it is before its chunks are looked for, in vain, in this log."""
+    """A handle of another log gets its own error, before a futile search for its chunks in this log."""
     other = LogRig("m", rig.kafka, twin_rig("m").store)
     with other.create() as elsewhere, Writer(elsewhere, "w") as writer:
         writer.put(b"k", b"v")
@@ -241,7 +244,7 @@ def test_a_coordinator_adopts_meta_records(rig: LogRig, log: Log) -> None:
 
 @pytest.mark.parametrize("value", [{"text": "x" * (16 << 20)}, {"texts": [bytes(1 << 20)] * 16}])
 def test_a_typed_value_that_no_chunk_holds_is_refused_at_append(value: dict[str, Any]) -> None:
-    """Texts and bytes are measured before Arrow sees them, nested ones, too; and the writer goes on."""
+    """Texts and bytes, nested ones too, are measured before Arrow sees them; the writer goes on."""
     rig = twin_rig("typed")
     with rig.create(value_schema=TEXTS) as log, Writer(log, "w") as writer:
         with pytest.raises(ValueTooLarge):
@@ -253,7 +256,7 @@ def test_a_typed_value_that_no_chunk_holds_is_refused_at_append(value: dict[str,
 
 
 def test_large_typed_values_fill_the_buffer_early() -> None:
-    """What waits is bounded by its size, not by its number alone: values of a megabyte are sent as they come."""
+    """The buffer is bounded by size, not by number alone: values of a megabyte are sent as they come."""
     rig = twin_rig("typed")
     settings = WriterSettings(list_bytes=1 << 10, roll_bytes=1 << 10)
     with rig.create(value_schema=TEXTS) as log, Writer(log, "w", settings=settings) as writer:
@@ -264,7 +267,7 @@ def test_large_typed_values_fill_the_buffer_early() -> None:
 
 
 def test_a_handle_of_an_earlier_life_is_adopted_not_confirmed(rig: LogRig, log: Log) -> None:
-    """Confirm does not check chunks; what another life persisted goes through adopt, which does."""
+    """A handle of an earlier incarnation is adopted, which checks its chunks, and not confirmed, which does not."""
     with Writer(log, "w") as earlier:
         earlier.put(b"k", b"v")
         handle = earlier.persist(1).result()
@@ -277,7 +280,7 @@ def test_a_handle_of_an_earlier_life_is_adopted_not_confirmed(rig: LogRig, log: 
 
 
 def test_a_final_commit_closes_the_writer(rig: LogRig, log: Log) -> None:
-    """Nothing can follow it, so the next put is refused at once; the last commit is still told."""
+    """A put after a final commit is refused at once; the last commit is still reported."""
     with Writer(log, "w") as writer:
         writer.put(b"k", b"v")
         offset = writer.commit(checkpoint_id=1, final=True).offset

@@ -1,4 +1,4 @@
-"""A ledger that lost acknowledged records and grew again behind an unchanged id: nobody is told "committed" on it."""
+"""A ledger that lost acknowledged records and grew again behind an unchanged id: it acknowledges no commit."""
 
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
@@ -28,18 +28,21 @@ from tests.support.rigs.log import TwinLog, key_in, settings_for, where_at
 
 
 def append_strange(twin: TwinLog, count: int) -> None:
-    """Records of somebody who knows nothing of the loss."""
+    """Append records of a process that knows nothing of the loss."""
     write_all(MemoryKafka(cluster=twin.cluster), "log.ledger", 0, [b"somebody's"] * count)
 
 
 def _opened(twin: TwinLog) -> Log:
-    """Open the log as a process does that goes by the twin's clock."""
+    """Open the log as a process on the twin's clock does."""
     return Environment(clock=twin.clock).run(twin.open)
 
 
 @pytest.mark.parametrize("others", [1, 2, 5])
 def test_a_living_writer_is_not_told_committed(others: int) -> None:
-    """Its last commit is gone, others have written since: its next one must not count for it alone."""
+    """A living writer gets no acknowledgement: its last commit is lost, others have written since.
+
+    Its next one must not count for it alone.
+    """
     twin = TwinLog()
     with _opened(twin) as log, Environment(clock=twin.clock).run(Writer, log, "a", partitions=[0, 1]) as a:
         a.put(key_in(log, 0), b"1")
@@ -54,7 +57,7 @@ def test_a_living_writer_is_not_told_committed(others: int) -> None:
             a.commit(checkpoint_id=2)
         a.close()
         with twin.open() as other, pytest.raises(AnchorMismatch):
-            other.commits()  # What the writer had seen stands in the chunk that it could not commit.
+            other.commits()  # The chunk of the failed commit names the ledger position that its writer had read.
 
 
 @pytest.mark.parametrize("shared", [False, True])
@@ -62,8 +65,10 @@ def test_a_living_writer_is_not_told_committed(others: int) -> None:
 def test_a_writer_that_went_on_right_where_its_fold_ends_learns_of_the_loss_within_a_second(
     commits: int, *, shared: bool
 ) -> None:
-    """Another process has filled what was lost, to the record: the next commits need no read, and are the same when
-    the last of them is compared. What was acknowledged before is not.
+    """A writer that goes on exactly at its fold's end learns of the loss within a second.
+
+    Another process has filled the lost offsets, to the record. The next commits need no read, and are the same when the
+    last of them is compared; the earlier acknowledged ones are not.
     """
     twin = TwinLog()
     with ExitStack() as stack:
@@ -79,7 +84,7 @@ def test_a_writer_that_went_on_right_where_its_fold_ends_learns_of_the_loss_with
             pass
         assert a.commit().offset == last + 1
         twin.now_s += COMPARE_S
-        if shared:  # Another writer had folded none of it, and is told by the link in the first one's commit.
+        if shared:  # Another writer had folded none of it, and learns by the link in the first one's commit.
             with pytest.raises(DataLoss):
                 b.commit()
         with pytest.raises(DataLoss):
@@ -89,8 +94,9 @@ def test_a_writer_that_went_on_right_where_its_fold_ends_learns_of_the_loss_with
 @pytest.mark.parametrize("goes_on", ["writer", "follower"])
 @pytest.mark.parametrize("others", [1, 3])
 def test_a_process_forgets_no_commit_that_one_of_its_writers_was_told_of(others: int, goes_on: str) -> None:
-    """That writer is closed, the ledger has lost its commit, and others write on, also one of this process, or it
-    follows: whoever reads through the same log is told.
+    """A process forgets no acknowledged commit of its writers: every reader of the same log raises once it is lost.
+
+    The writer is closed, and others write on, also one of this process, or the process follows.
     """
     twin = TwinLog()
     environment = Environment(clock=twin.clock)
@@ -119,7 +125,7 @@ def test_a_process_forgets_no_commit_that_one_of_its_writers_was_told_of(others:
 
 @contextmanager
 def _bereft(twin: TwinLog, *, lost: int) -> Generator[tuple[Log, Writer, int]]:
-    """A log, its writer, and the offset of the second of its two commits; the newest `lost` records are gone since."""
+    """Yield a log, its writer, and the offset of the second of its two commits; the newest `lost` records are lost."""
     with _opened(twin) as log, Environment(clock=twin.clock).run(Writer, log, "a", partitions=[0]) as a:
         a.commit()
         last = a.commit().offset
@@ -128,7 +134,7 @@ def _bereft(twin: TwinLog, *, lost: int) -> Generator[tuple[Log, Writer, int]]:
 
 
 def test_what_a_process_noted_is_not_joined_to_what_a_snapshot_above_the_loss_goes_on_with(tmp_path: Path) -> None:
-    """Who opens from that snapshot is told of the loss, and so is an idle writer of the same log."""
+    """An opener from a snapshot above the loss raises, and so does an idle writer of the same log."""
     twin = TwinLog()
     environment = Environment(clock=twin.clock)
     with _opened(twin) as log, environment.run(Writer, log, "a", partitions=[0]) as a:
@@ -149,7 +155,7 @@ def test_what_a_process_noted_is_not_joined_to_what_a_snapshot_above_the_loss_go
 
 
 def test_what_a_process_noted_is_not_joined_to_what_it_appended_behind_the_loss(tmp_path: Path) -> None:
-    """A commit that is refused for it is in the ledger all the same, and tells every round and every opener."""
+    """A commit that is refused for the loss is in the ledger all the same, and every round and opener raises."""
     twin = TwinLog()
     environment = Environment(clock=twin.clock)
     with _bereft(twin, lost=2) as (log, a, last):
@@ -166,7 +172,10 @@ def test_what_a_process_noted_is_not_joined_to_what_it_appended_behind_the_loss(
 
 
 def test_a_loss_that_rounds_truncated_up_to_the_writers_place_is_no_commits_ground(tmp_path: Path) -> None:
-    """Nor anybody's who remembers that place: nothing is left to compare, and the snapshot that is kept of it knows."""
+    """A position up to which rounds truncated a loss lets no client commit or go on.
+
+    Nothing is left to compare, but the snapshot that is retained of it knows.
+    """
     twin = TwinLog()
     with _bereft(twin, lost=1) as (log, a, last):
         with twin.open() as other, Writer(other, "c", partitions=[2]) as c:
@@ -188,7 +197,10 @@ def test_a_loss_that_rounds_truncated_up_to_the_writers_place_is_no_commits_grou
 
 
 def test_who_follows_is_told_where_the_ledger_was_truncated_up_to_its_place(tmp_path: Path) -> None:
-    """A query that stood still, and whose hold has ended, by the snapshot that is kept of its place."""
+    """A follower learns of the loss by a snapshot where the ledger was truncated up to its position.
+
+    Its query was paused, and its lease has ended.
+    """
     twin = TwinLog()
     with _opened(twin) as log, Writer(log, "a", partitions=[0]) as a:
         window = CommitWindow(log, None, ORIGIN)
@@ -207,8 +219,10 @@ def test_who_follows_is_told_where_the_ledger_was_truncated_up_to_its_place(tmp_
 
 
 def test_a_loss_below_what_was_acknowledged_since_shows_though_the_ledger_was_truncated(tmp_path: Path) -> None:
-    """The commit that landed right where its writer's fold ended is there. What lies below it is compared as far as it
-    is there, too, and with the snapshot that is kept of where the ledger begins.
+    """A loss below an acknowledged commit shows though the ledger was truncated.
+
+    The commit that landed exactly at its writer's fold is there. The records below it are compared as far as they
+    exist, and with the snapshot of the ledger's beginning.
     """
     twin = TwinLog()
     with _bereft(twin, lost=1) as (log, a, last):
@@ -224,7 +238,10 @@ def test_a_loss_below_what_was_acknowledged_since_shows_though_the_ledger_was_tr
 
 
 def test_a_loss_that_was_truncated_up_to_the_newest_snapshot_shows_in_that(tmp_path: Path) -> None:
-    """Where that has the place of a writer that lives, and of the log that another one opens through."""
+    """A loss that was truncated up to the newest snapshot shows in it, for a living writer's position and a log's.
+
+    Another writer opens through that log.
+    """
     twin = TwinLog()
     environment = Environment(clock=twin.clock)
     with _bereft(twin, lost=2) as (log, a, last):
@@ -240,7 +257,7 @@ def test_a_loss_that_was_truncated_up_to_the_newest_snapshot_shows_in_that(tmp_p
 
 
 def test_what_is_truncated_since_it_was_acknowledged_proves_nothing(tmp_path: Path) -> None:
-    """A writer that has not read for a while goes on from the records that are left."""
+    """Truncation since the acknowledgement proves nothing: a writer that paused goes on from the remaining records."""
     twin = TwinLog()
     with _opened(twin) as log, Environment(clock=twin.clock).run(Writer, log, "a") as a:
         offset = 0
@@ -255,7 +272,10 @@ def test_what_is_truncated_since_it_was_acknowledged_proves_nothing(tmp_path: Pa
 
 
 def test_what_a_writer_went_on_behind_within_the_second_others_of_its_log_are_told() -> None:
-    """Its next commit stands where the ledger grew again to: it is told later, and who reads meanwhile at once."""
+    """Other clients of a writer's log learn within the second what it went on behind.
+
+    Its next commit lies where the ledger grew again to: it learns later, and readers at once.
+    """
     twin = TwinLog()
     with twin.open() as log, Writer(log, "a", partitions=[0]) as a:
         last = a.commit().offset
@@ -272,7 +292,7 @@ def test_what_a_writer_went_on_behind_within_the_second_others_of_its_log_are_to
 
 
 def test_a_writer_that_commits_within_its_second_takes_back_no_proof_of_a_loss() -> None:
-    """A reader of its log has found what it goes on behind: that is known on, whatever becomes of the commit."""
+    """A commit within its second takes back no proof of a loss: a reader of its log has found the loss."""
     twin = TwinLog()
     with twin.open() as log:
         with Writer(log, "a", partitions=[0]) as a:
@@ -288,7 +308,7 @@ def test_a_writer_that_commits_within_its_second_takes_back_no_proof_of_a_loss()
 
 
 def test_what_one_reader_was_told_is_gone_others_of_its_log_are_told_as_well() -> None:
-    """It alone knew that record."""
+    """Other readers of the same log raise as well once one reader alone misses a record."""
     twin = TwinLog()
     twin.write({b"k": b"v"})
     with _opened(twin) as log:
@@ -303,7 +323,10 @@ def test_what_one_reader_was_told_is_gone_others_of_its_log_are_told_as_well() -
 
 
 def test_a_follower_that_stands_at_the_end_compares_it_once_its_look_is_old() -> None:
-    """By the clock of its environment, as a worker of Spark does that kept its epoch."""
+    """A follower at the end compares it once its check is old.
+
+    The age is by the clock of its environment, as for a worker of Spark that cached its epoch.
+    """
     twin = TwinLog()
     twin.write({b"k": b"v"})
     with _opened(twin) as log:
@@ -318,7 +341,7 @@ def test_a_follower_that_stands_at_the_end_compares_it_once_its_look_is_old() ->
 
 @pytest.mark.parametrize("regrown", [3, 9])
 def test_no_writer_opens_below_what_a_snapshot_holds(tmp_path: Path, regrown: int) -> None:
-    """Readers would refuse what it acknowledges: it is refused before it writes anything."""
+    """No writer opens below a snapshot's contents, before it writes anything: readers would refuse its commits."""
     twin = TwinLog()
     for i in range(6):
         twin.write({b"k%d" % i: b"v"})
@@ -333,7 +356,7 @@ def test_no_writer_opens_below_what_a_snapshot_holds(tmp_path: Path, regrown: in
 
 @pytest.mark.usefixtures("busy_ledger")
 def test_no_writer_opens_on_data_that_a_snapshot_was_not_built_on(tmp_path: Path) -> None:
-    """The data anchors of the partitions that it takes are compared, those of others are not its business."""
+    """An opening writer compares the data anchors of the partitions that it takes, and no others."""
     twin = TwinLog()
     for i in range(40):
         twin.write({b"k%d" % i: b"v"})
@@ -349,7 +372,7 @@ def test_no_writer_opens_on_data_that_a_snapshot_was_not_built_on(tmp_path: Path
 
 
 class OldAnswers(MemoryKafka):
-    """Answers one question for the ledger's end with an old one."""
+    """A Kafka port that answers one query for the ledger's end with an old one."""
 
     def __init__(self, cluster: MemoryCluster) -> None:
         super().__init__(cluster=cluster)
@@ -360,7 +383,7 @@ class OldAnswers(MemoryKafka):
     def offsets(
         self, topic: str, partitions: Sequence[int], *, at_least: Mapping[int, int] | None = None
     ) -> dict[int, OffsetRange]:
-        """The truth, but for one question."""
+        """Return the truth, but for one query."""
         there = super().offsets(topic, partitions, at_least=at_least)
         if not topic.endswith(".ledger"):
             return there
@@ -369,12 +392,12 @@ class OldAnswers(MemoryKafka):
 
 
 class Unanswered:
-    """The next ledger record's answer is lost."""
+    """A fault that loses the next ledger record's answer."""
 
     is_on = False
 
     def fate(self, attempt: SendAttempt) -> Fate:
-        """What becomes of a record."""
+        """Return the fate of a record."""
         if self.is_on and attempt.topic.endswith(".ledger"):
             self.is_on = False
             return Fate.APPEND_UNANSWERED
@@ -383,7 +406,7 @@ class Unanswered:
 
 @pytest.mark.parametrize("lie_at", range(1, 5))
 def test_an_old_answer_hides_no_commit_from_settling(lie_at: int) -> None:
-    """The outcome is read up to the settling Open itself: a commit that is there is told as committed."""
+    """The outcome is read up to the resolving Open itself: a commit before it is reported as committed."""
     faults = Unanswered()
     kafka = OldAnswers(MemoryCluster(faults=faults))
     log = Log.create(
@@ -405,8 +428,10 @@ def test_an_old_answer_hides_no_commit_from_settling(lie_at: int) -> None:
 
 
 def test_who_followed_what_a_snapshot_voids_does_not_go_on_behind_the_restart(tmp_path: Path) -> None:
-    """A snapshot knows an Open that the ledger lost. The owner that it fenced goes on, and so does who follows it; then
-    a person accepts. The records are the same, and the commits are void: a place behind them is no place of the log.
+    """A client that followed commits which a snapshot voids does not go on behind the Restart.
+
+    The snapshot knows an Open that the ledger lost. The owner that it fenced goes on, and so does its follower; then a
+    person accepts the loss. The records are the same, and the commits are void: their position is none of the log.
     """
     twin = TwinLog()
     with twin.open() as log, Writer(log, "a", partitions=[0]) as a, log.replay() as follower:

@@ -1,5 +1,6 @@
-"""What one process knows of a ledger that lost records and grew again: whoever of its log was told of them, and is
-closed, idle or behind since. It is compared until somebody has, and is an alarm until a person has accepted the loss.
+"""One process's memory of a ledger that lost records and grew again, also of clients that are closed, idle or behind.
+
+It counts until it was compared, and raises until a person has accepted the loss.
 """
 
 from collections.abc import Generator
@@ -26,14 +27,14 @@ from tests.support.rigs.log import TwinLog, key_in, settings_for
 
 
 def _lose(twin: TwinLog, offset: int, *, strange: int = 1) -> None:
-    """The ledger loses this record and all behind it, and grows again, by somebody who knows nothing of that."""
+    """Lose this ledger record and all behind it, and let it grow again by a process that knows nothing of that."""
     twin.cluster.lose_tail("log.ledger", 0, offset)
     write_all(MemoryKafka(cluster=twin.cluster), "log.ledger", 0, [b"somebody's"] * strange)
 
 
 @contextmanager
 def _process(twin: TwinLog) -> Generator[Log]:
-    """A log of a process that goes by the twin's clock."""
+    """Yield a log of a process on the twin's clock."""
     with Environment(clock=twin.clock).run(twin.open) as log:
         log.patience_s = 0.0
         yield log
@@ -44,7 +45,7 @@ def _writer(twin: TwinLog, log: Log, name: str, partition: int) -> Writer:
 
 
 def _went_on(twin: TwinLog, log: Log, *, commits: int = 1, metadata: str = "") -> tuple[Writer, Writer]:
-    """Two writers. What one committed is lost, and the other has committed behind that, within its second."""
+    """Return two writers: one's commit is lost, and the other has committed behind it, within its second."""
     a, b = _writer(twin, log, "a", 0), _writer(twin, log, "b", 1)
     a.commit()
     b.put(key_in(log, 1), b"precious")
@@ -60,26 +61,26 @@ def _accept(log: Log) -> None:
 
 
 def _refused(writer: Writer) -> None:
-    """It had folded what was given up, and the acceptance ended its epoch: it is told of one of both."""
+    """Check that the writer is refused: it had folded forfeited records, and the acceptance ended its epoch."""
     with pytest.raises((DataLoss, Fenced)):
         writer.commit()
     with suppress(StatelogError):
         writer.close()
 
 
-# ---- it is compared until somebody has
+# ---- it counts until it was compared
 
 
 @pytest.mark.parametrize("is_idle", [False, True])
 def test_what_nobody_has_compared_is_known_beyond_its_writer(tmp_path: Path, *, is_idle: bool) -> None:
-    """The one that went on would compare it when it reads, and never does."""
+    """An uncompared position is known beyond its writer, which would compare it at a read, and never reads."""
     twin = TwinLog()
     with _process(twin) as log:
         a, b = _went_on(twin, log)
         if not is_idle:
             a.close()
             b.close()
-        with twin.open() as other, pytest.raises(AnchorMismatch):  # The commit behind the loss names what was lost.
+        with twin.open() as other, pytest.raises(AnchorMismatch):  # The commit behind the loss names the lost record.
             twin.environment.run(run_round, other, settings_for(tmp_path))
         twin.now_s += COMPARE_S
         with pytest.raises(AnchorMismatch):
@@ -91,7 +92,7 @@ def test_what_nobody_has_compared_is_known_beyond_its_writer(tmp_path: Path, *, 
 
 
 def test_what_nobody_has_compared_is_known_when_the_window_has_let_go_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    """More was committed since, in the same second, than is kept of the records themselves."""
+    """An uncompared position is known beyond the window: one second has more commits than records are cached."""
     monkeypatch.setattr(following, "_WINDOW_BYTES", 1 << 20)
     twin = TwinLog()
     with _process(twin) as log:
@@ -104,7 +105,7 @@ def test_what_nobody_has_compared_is_known_when_the_window_has_let_go_of_it(monk
 
 
 def test_what_a_writer_is_told_late_is_what_was_read() -> None:
-    """Its commit was acknowledged and lost; another one's, behind it, was told first."""
+    """A writer's late answer is the record that was read, although another's came first: its own was lost."""
     twin = TwinLog()
     with _process(twin) as log, _writer(twin, log, "a", 0) as a, _writer(twin, log, "b", 1) as b:
         a.put(key_in(log, 0), b"precious")
@@ -117,7 +118,7 @@ def test_what_a_writer_is_told_late_is_what_was_read() -> None:
 
 
 def test_what_a_feed_has_not_read_again_it_has_not_compared() -> None:
-    """It is asked for nothing new while another one goes on behind the loss."""
+    """A feed that has not read again has not compared: nothing queries it while others go on behind the loss."""
     twin = TwinLog()
     environment = Environment(clock=twin.clock)
     with _process(twin) as log, _writer(twin, log, "a", 0) as a, _writer(twin, log, "b", 1) as b:
@@ -129,14 +130,14 @@ def test_what_a_feed_has_not_read_again_it_has_not_compared() -> None:
         feed.commits(last + 1)
         feed.close()
         with twin.open() as other, pytest.raises(AnchorMismatch):
-            Writer(other, "c", partitions=[2])  # The commit behind the loss names what was lost.
+            Writer(other, "c", partitions=[2])  # The commit behind the loss names the lost record.
         twin.now_s += COMPARE_S
         with pytest.raises(AnchorMismatch):
             recover(log)
 
 
 def test_a_writer_answers_for_what_another_one_of_its_log_was_told() -> None:
-    """The commit of one that is closed is lost, and the ledger is where this one has read it again."""
+    """A writer answers for another one of its log: the closed one's commit is lost at a position that this one read."""
     twin = TwinLog()
     with _process(twin) as log, _writer(twin, log, "a", 0) as a:
         with _writer(twin, log, "b", 1) as b:
@@ -150,7 +151,10 @@ def test_a_writer_answers_for_what_another_one_of_its_log_was_told() -> None:
 
 
 def test_a_proof_of_a_loss_outlives_the_truncation_of_what_was_lost(tmp_path: Path) -> None:
-    """A reader was told that it is gone. Rounds have truncated past it since, which proves nothing by itself."""
+    """A proof of a loss outlives the truncation of the lost record: a reader has missed it.
+
+    Rounds have truncated past it since, which proves nothing by itself.
+    """
     twin = TwinLog()
     with _process(twin) as log:
         with _writer(twin, log, "b", 1) as b:
@@ -173,7 +177,7 @@ def test_a_proof_of_a_loss_outlives_the_truncation_of_what_was_lost(tmp_path: Pa
 
 
 def test_a_proof_outlives_a_truncation_that_says_nothing_of_a_newer_place(tmp_path: Path) -> None:
-    """Both are truncated, far from each other; the newer one was never missed."""
+    """A proof outlives a truncation that says nothing of a newer position, which was truncated and never missed."""
     twin, middle = TwinLog(), ORIGIN
     with _process(twin) as log:
         with _writer(twin, log, "b", 1) as b:
@@ -196,12 +200,12 @@ def test_a_proof_outlives_a_truncation_that_says_nothing_of_a_newer_place(tmp_pa
 
 
 def test_what_was_compared_half_a_second_ago_is_compared_again_by_who_opens_or_reads() -> None:
-    """What was there then is no answer to a question that is younger."""
+    """An opener or reader repeats a comparison of half a second ago: its answer must be younger than its query."""
     twin = TwinLog()
     with _process(twin) as log, _writer(twin, log, "a", 0) as a:
         last = a.commit().offset
         twin.now_s += COMPARE_S
-        a.commit()  # Which reads `last` once more.
+        a.commit()  # This commit reads `last` once more.
         _lose(twin, last, strange=2)
         twin.now_s += COMPARE_S / 2
         log.history.read_to(log.position)
@@ -212,7 +216,10 @@ def test_what_was_compared_half_a_second_ago_is_compared_again_by_who_opens_or_r
 
 @pytest.mark.parametrize("is_missed", [False, True])
 def test_an_open_that_goes_by_a_look_of_others_settles_nothing(tmp_path: Path, *, is_missed: bool) -> None:
-    """It believes a look of before the loss, as it may within the second, or not, if somebody has missed the record."""
+    """An Open that relies on another client's check resolves nothing.
+
+    It believes a check from before the loss, as it may within the second, or not, if a client has missed the record.
+    """
     twin = TwinLog()
     with _process(twin) as log, _writer(twin, log, "a", 0) as a, _writer(twin, log, "b", 1) as b:
         a.put(key_in(log, 0), b"v")
@@ -220,7 +227,7 @@ def test_an_open_that_goes_by_a_look_of_others_settles_nothing(tmp_path: Path, *
         with twin.open() as other:
             twin.environment.run(run_round, other, settings_for(tmp_path))
         twin.now_s += COMPARE_S
-        last = a.commit().offset  # Whose look finds it.
+        last = a.commit().offset  # Its check finds it.
         _lose(twin, last)
         twin.now_s += COMPARE_S / 8
         b.commit()
@@ -231,14 +238,14 @@ def test_an_open_that_goes_by_a_look_of_others_settles_nothing(tmp_path: Path, *
             _writer(twin, log, "d", 2).close()
             assert not is_missed
         with twin.open() as other, pytest.raises(AnchorMismatch):
-            Writer(other, "c", partitions=[2])  # The commit behind the loss names what was lost.
+            Writer(other, "c", partitions=[2])  # The commit behind the loss names the lost record.
         twin.now_s += COMPARE_S
         with pytest.raises(AnchorMismatch):
             recover(log)
 
 
 def test_a_proof_that_comes_while_others_are_compared_stays(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A reader, of another thread, misses what was compared just before."""
+    """A proof that comes during a comparison stays: another thread's reader misses a record that was just compared."""
     twin = TwinLog()
     expect = History.expect
     with _process(twin) as log, _writer(twin, log, "a", 0) as a, _writer(twin, log, "b", 1) as b:
@@ -258,13 +265,13 @@ def test_a_proof_that_comes_while_others_are_compared_stays(monkeypatch: pytest.
         with suppress(AnchorMismatch):
             recover(log)
         with twin.open() as other, pytest.raises(AnchorMismatch):
-            Writer(other, "c", partitions=[2])  # The commit behind the loss names what was lost.
+            Writer(other, "c", partitions=[2])  # The commit behind the loss names the lost record.
         with pytest.raises(AnchorMismatch):
             recover(log)
 
 
 def test_an_answer_that_is_older_than_a_refusal_ends_no_comparison(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A broker that lags says that the ledger begins where it did."""
+    """An answer older than a refusal ends no comparison: a lagging broker reports the old beginning of the ledger."""
     twin = TwinLog()
     with _process(twin) as log, _writer(twin, log, "a", 0) as a:
         a.commit()
@@ -280,11 +287,11 @@ def test_an_answer_that_is_older_than_a_refusal_ends_no_comparison(monkeypatch: 
             log.history.read()
 
 
-# ---- what was accepted is no alarm
+# ---- an accepted loss raises no alarm
 
 
 def test_a_writer_of_before_the_acceptance_is_refused_and_alarms_nobody_else() -> None:
-    """It had folded what was given up, and says so once more."""
+    """A writer from before the acceptance is refused, and no other client raises: it had folded forfeited records."""
     twin = TwinLog()
     with _process(twin) as log:
         a = _writer(twin, log, "a", 0)
@@ -301,7 +308,10 @@ def test_a_writer_of_before_the_acceptance_is_refused_and_alarms_nobody_else() -
 
 
 def test_a_fold_of_before_the_acceptance_is_refused_and_alarms_nobody_else() -> None:
-    """Though the log was opened behind it, and knows of no loss."""
+    """A fold from before the acceptance is refused, and no other client raises.
+
+    The log was opened behind it, and knows of no loss.
+    """
     twin = TwinLog()
     with _process(twin) as log, _writer(twin, log, "a", 0) as a:
         last = a.commit().offset
@@ -318,7 +328,7 @@ def test_a_fold_of_before_the_acceptance_is_refused_and_alarms_nobody_else() -> 
 
 
 def test_what_another_process_accepted_is_accepted_here() -> None:
-    """This one was told of the loss before, and is not opened anew."""
+    """Another process's acceptance counts here, though this one had raised before and is not opened again."""
     twin = TwinLog()
     with _process(twin) as log:
         with _writer(twin, log, "a", 0) as a:
@@ -336,7 +346,7 @@ def test_what_another_process_accepted_is_accepted_here() -> None:
 
 
 def test_a_long_accepted_loss_is_read_over_in_few_reads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Not in some for each of its records."""
+    """A long accepted loss is read over in few reads, not in some for each of its records."""
     twin = TwinLog()
     with _process(twin) as log:
         a = _writer(twin, log, "a", 0)

@@ -1,8 +1,8 @@
 """Rescaling and taking over with processes on a real broker: four workers, two, three, killed or just left running.
 
-The job counts events, so that a lost event and one counted twice both show. What it was told is what the log holds.
-Workers follow docs/key-groups.md, each on its share of the partitions. They stop when they have come to an end, when
-they are told that somebody took over, or when they are killed.
+The job counts events, so that a lost event and one counted twice both show. Its acknowledged commits are the log's.
+Workers follow docs/key-groups.md, each on its share of the partitions. They stop at the end, when they learn that
+another took over, or when they are killed.
 """
 
 import os
@@ -33,27 +33,27 @@ _CONTEXT = quick_start()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Place:
-    """Where the log is."""
+    """The place of the log."""
 
     log: str
     bootstrap: str
     root: Path
 
     def rig(self) -> LogRig:
-        """The log, for this process."""
+        """Return the log, for this process."""
         return real_rig(self.log, self.bootstrap, self.root)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ending:
-    """How a worker ended that was not killed: fenced or not, and the positions that it was told to be committed."""
+    """The end of a worker that was not killed: fenced or not, and its acknowledged positions."""
 
     fenced: bool
     told: Mapping[int, int]
 
 
 def furthest(commits: Mapping[str, LastCommit]) -> Counter[int]:
-    """The position of every partition: the furthest that any writer committed."""
+    """Return the position of every partition: the furthest that any writer committed."""
     found: Counter[int] = Counter()
     for commit in commits.values():
         found |= Counter({int(partition): int(position) for partition, position in commit.metadata.items()})
@@ -72,26 +72,26 @@ class WorkerProcess:
         self._pid = self._process.pid
 
     def began_at(self) -> dict[int, int]:
-        """Its partitions and the positions where it begins, once it is open."""
+        """Return its partitions and the positions where it begins, once it is open."""
         positions: dict[int, int] = self._pipe.recv()
         return positions
 
     def ending(self) -> Ending:
-        """How it ended, once it has."""
+        """Return how it ended, once it has."""
         ending: Ending = self._pipe.recv()
         self._process.join()
         return ending
 
     def stop(self) -> None:
-        """SIGSTOP: it stands still where it is."""
+        """Send SIGSTOP."""
         os.kill(self._pid, signal.SIGSTOP)
 
     def resume(self) -> None:
-        """SIGCONT."""
+        """Send SIGCONT."""
         os.kill(self._pid, signal.SIGCONT)
 
     def kill(self) -> None:
-        """SIGKILL; returns when it is dead."""
+        """Send SIGKILL; return when it is dead."""
         self._process.kill()
         self._process.join()
 
@@ -130,7 +130,7 @@ def _count_some(writer: Writer, state: dict[bytes, bytes], positions: Counter[in
 
 
 def restore(place: Place, key_groups: Sequence[range], position: int) -> list[dict[bytes, bytes]]:
-    """The state at a ledger position, each part restored by a process of its own."""
+    """Return the state at a ledger position, each part restored by a process of its own."""
     readers = [_CONTEXT.Pipe(duplex=False) for _ in key_groups]
     for part, (_, theirs) in zip(key_groups, readers, strict=True):
         _CONTEXT.Process(target=_read, args=(place, part, position, theirs), daemon=True).start()
@@ -149,7 +149,7 @@ pytestmark = pytest.mark.broker
 
 @pytest.fixture
 def place(broker: Broker, log_name: str, tmp_path: Path) -> Place:
-    """A log of the counts that the world of the property tests has."""
+    """Return a log of the counts that the world of the property tests has."""
     made = Place(log=log_name, bootstrap=broker.bootstrap, root=tmp_path)
     made.rig().create(partitions=PARTITIONS, key_groups=KEY_GROUPS).close()
     return made
@@ -157,18 +157,18 @@ def place(broker: Broker, log_name: str, tmp_path: Path) -> Place:
 
 @pytest.fixture
 def log(place: Place) -> Iterator[Log]:
-    """The log, for who looks on."""
+    """Yield the log, for an observer."""
     with place.rig().open() as opened:
         yield opened
 
 
 def start(place: Place, workers: int, end: int = ENDLESS) -> list[WorkerProcess]:
-    """A fleet, on its way."""
+    """Start a fleet of workers; return it."""
     return [WorkerProcess(place, worker, workers, end) for worker in range(workers)]
 
 
 def wait_for(log: Log, position: int) -> Counter[int]:
-    """Look until every partition has come so far; returns how far each has."""
+    """Wait until every partition has reached the position; return the progress of each."""
     found = furthest(log.commits())
     while min(found[partition] for partition in range(PARTITIONS)) < position:
         found = furthest(log.commits())
@@ -176,7 +176,7 @@ def wait_for(log: Log, position: int) -> Counter[int]:
 
 
 def check(place: Place, log: Log) -> Counter[int]:
-    """Two readers, with half of the key groups each, restore what the committed events add up to."""
+    """Check that two readers, with half of the key groups each, restore the sum of the committed events."""
     described = log.describe().state
     positions = furthest(described.commits)
     halves = restore(place, [share(KEY_GROUPS, worker=half, workers=2) for half in range(2)], described.position)
@@ -189,7 +189,7 @@ def check(place: Place, log: Log) -> Counter[int]:
 
 
 def test_four_workers_then_two_then_three(place: Place, log: Log) -> None:
-    """Whether the workers before were killed or still run, those after begin where they ended, and nothing is lost."""
+    """Workers begin where earlier ones, killed or still running, ended, and nothing is lost."""
     four = start(place, 4)
     for worker in four:
         worker.began_at()
@@ -218,7 +218,7 @@ def test_four_workers_then_two_then_three(place: Place, log: Log) -> None:
 
 
 def test_takeover_under_load(place: Place, log: Log) -> None:
-    """Two writers open on the partitions of one that never stops committing: it is told, and what they see is final."""
+    """Two writers take over from one that never stops committing: it learns so, and their view is final."""
     (old,) = start(place, 1)
     old.began_at()
     wait_for(log, 20)
@@ -236,7 +236,7 @@ def test_takeover_under_load(place: Place, log: Log) -> None:
 
 
 def test_a_writer_that_slept_through_the_takeover(place: Place, log: Log) -> None:
-    """A writer that is stopped at its work, and runs on after another has committed, is told; what it wrote is void."""
+    """A writer that is paused through the takeover and a later commit learns so; its own writes are void."""
     (old,) = start(place, 1)
     old.began_at()
     wait_for(log, 20)

@@ -1,6 +1,6 @@
-"""Brokers put back as they were a while ago, under a newer snapshot: one acceptance brings the log back.
+"""Brokers put back to an earlier state, under a newer snapshot: one acceptance brings the log back.
 
-On the twin; and on a real broker whose files are copied and put back, or in which a byte of a record is turned.
+On the twin, and on a real broker whose files are copied and put back, or in which a byte of a record is flipped.
 """
 
 import shutil
@@ -32,7 +32,7 @@ WHO = ("--reason", "put back from a backup", "--operator", "ann", "--yes")
 
 
 def commit(log: Log, number: int) -> dict[bytes, bytes]:
-    """A commit to all partitions; the state that it leaves."""
+    """Commit to all partitions; return the state that it leaves."""
     model = {b"k%d" % i: b"%d" % number for i in range(KEYS)}
     with Writer(log, "w", expect=number - 1) as writer:
         for key, value in model.items():
@@ -42,7 +42,9 @@ def commit(log: Log, number: int) -> dict[bytes, bytes]:
 
 
 def put_back(tmp_path: Path) -> tuple[TwinLog, dict[str, dict[int, int]]]:
-    """A log of five commits and a snapshot of all of them, on brokers that go back to the second; their ends then."""
+    """Return a log of five commits and a snapshot of all, on brokers put back to the second commit, and their ends
+    then.
+    """
     twin = TwinLog(partitions=PARTITIONS)
     with twin.open() as log:
         for number in (1, 2):
@@ -61,7 +63,7 @@ def put_back(tmp_path: Path) -> tuple[TwinLog, dict[str, dict[int, int]]]:
 
 
 def goes_on(twin: TwinLog, log: Log, tmp_path: Path) -> None:
-    """All that was acknowledged is there, for everybody; and what is written from now on."""
+    """Check that everybody has all acknowledged and all later commits."""
     assert recover(log).to_dict() == twin.model
     twin.model = commit(log, 6)
     assert recover(log).to_dict() == twin.model
@@ -73,7 +75,7 @@ def goes_on(twin: TwinLog, log: Log, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("regrown", [0, 1, 20])
 def test_one_acceptance_is_enough(regrown: int, tmp_path: Path) -> None:
-    """What the data topic lacks is in the snapshot, whether the partitions are short or strangers filled them again."""
+    """One acceptance is enough: the snapshot has the missing data, for short and for refilled partitions."""
     twin, _ = put_back(tmp_path)
     for number in range(regrown):
         write_all(MemoryKafka(cluster=twin.cluster), "log", number % 2, [b"somebody's"])
@@ -86,7 +88,7 @@ def test_one_acceptance_is_enough(regrown: int, tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("busy_ledger")
 def test_an_acceptance_that_died_half_way_is_run_again(tmp_path: Path) -> None:
-    """The ledger was restarted, and what the data topic lacks was not given up: the same command gives it up."""
+    """The same command completes an acceptance that died with the ledger restarted and the data not accepted."""
     twin, _ = put_back(tmp_path)
     with impatient(twin) as log:
         position = log.manifests.read(1).position
@@ -100,7 +102,7 @@ def test_an_acceptance_that_died_half_way_is_run_again(tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("busy_ledger")
 def test_data_behind_the_snapshot_is_not_given_up_with_it(tmp_path: Path) -> None:
-    """A commit that only the ledger still holds, whose changes are gone: a loss of its own, told as before."""
+    """Data behind the snapshot is not accepted with it: a ledger's commit without its changes is a loss of its own."""
     twin, ends = put_back(tmp_path)
     with impatient(twin) as log:
         accept_ledger_loss(log, reason="put back", operator="me")
@@ -122,7 +124,7 @@ class Place:
         self.root = str(directory / "root")
 
     def open(self) -> Log:
-        """The log as another process sees it."""
+        """Return the log as another process sees it."""
         log = Log.open(NAME, where_at(self._kafka(), self.root))
         log.patience_s = 0.0
         return log
@@ -136,25 +138,25 @@ class Place:
         ).close()
 
     def run(self, command: str, *arguments: str) -> Result:
-        """A command of ours on the log."""
+        """Run a command of ours on the log; return its result."""
         place = ("--bootstrap", self.broker.bootstrap, "--root", self.root, "--allow-unsafe", ",".join(UNSAFE))
         return CliRunner().invoke(program, [command, NAME, *arguments, *place])
 
     def copy_files(self, name: str) -> None:
-        """A backup of the broker's disk, taken while it is down."""
+        """Copy the broker's disk, while it is down."""
         self.broker.stop()
         shutil.copytree(self.directory / "broker" / "data", self.directory / name)
         self.broker.start()
 
     def put_files_back(self, name: str) -> None:
-        """The backup takes the place of what is there."""
+        """Put the copy in the place of the disk's files."""
         self.broker.stop()
         shutil.rmtree(self.directory / "broker" / "data")
         shutil.copytree(self.directory / name, self.directory / "broker" / "data")
         self.broker.start()
 
     def turn_a_byte(self, partition: int, value: bytes) -> None:
-        """A disk does: of the last record with these bytes, while the broker is down."""
+        """Flip a byte of the last record with these bytes, as a disk does, while the broker is down."""
         self.broker.stop()
         (segment,) = (self.directory / "broker" / "data" / f"{NAME}-{partition}").glob("*.log")
         raw = bytearray(segment.read_bytes())
@@ -168,7 +170,7 @@ class Place:
 
 @pytest.fixture
 def place(tmp_path: Path) -> Iterator[Place]:
-    """A broker of its own, with an empty log."""
+    """Yield a broker of its own, with an empty log."""
     made = Place(tmp_path)
     made.broker.start()
     try:
@@ -181,7 +183,7 @@ def place(tmp_path: Path) -> Iterator[Place]:
 @pytest.mark.broker
 @pytest.mark.timeout(400)
 def test_one_command_brings_a_restored_broker_back(place: Place, tmp_path: Path) -> None:
-    """Commits, a backup of the disk, more commits, a snapshot; then the backup is put back, and nobody is alive."""
+    """One command brings a restored broker back: backup, more commits, a snapshot, the backup again, no live client."""
     with place.open() as log:
         for number in (1, 2):
             commit(log, number)
@@ -207,8 +209,9 @@ def test_one_command_brings_a_restored_broker_back(place: Place, tmp_path: Path)
 @pytest.mark.broker
 @pytest.mark.timeout(400)
 def test_a_record_that_a_disk_damaged_is_given_up_alone(place: Place, tmp_path: Path) -> None:
-    """A committed record's checksum is wrong: told by its offset, and given up by the command that the error names;
-    the records around it are read, although they come in the same answers of the broker.
+    """A record with a wrong checksum is reported by its offset, and accepted as lost alone, by the error's command.
+
+    The records around it are read, although they come in the same answers of the broker.
     """
     with place.open() as log:
         for number in (1, 2, 3):

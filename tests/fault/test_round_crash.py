@@ -1,7 +1,7 @@
 """A round that dies: at every named point, and before and after every single store call.
 
-Whatever the moment, the committed state is recovered from what stands, the next rounds go on, and in the end the store
-holds nothing that no kept manifest names.
+At any moment the committed state is recovered from the remaining files, and the next rounds go on. In the end the store
+holds nothing that no retained manifest names.
 """
 
 import itertools
@@ -23,7 +23,7 @@ from tests.support.rigs.log import TwinLog, settings_for, state_of
 
 
 def _busy_log(tmp_path: Path) -> TwinLog:
-    """A log with two snapshots, runs that are due for a merge, and a tail."""
+    """Return a log with two snapshots, runs that are due for a merge, and a tail."""
     twin = TwinLog()
     for turn in range(3):
         twin.write({f"k{i}".encode(): None if (i + turn) % 3 == 0 else f"{turn}.{i}".encode() for i in range(12)})
@@ -33,7 +33,7 @@ def _busy_log(tmp_path: Path) -> TwinLog:
 
 
 def _check_and_settle(twin: TwinLog, tmp_path: Path) -> None:
-    """Everything is there now; and after a few rounds nothing else is."""
+    """Check that everything is there now, and after a few rounds nothing else."""
     log = twin.open()
     assert state_of(log) == twin.model
     if len(log.manifests.numbers()) > 1:
@@ -54,7 +54,7 @@ def _check_and_settle(twin: TwinLog, tmp_path: Path) -> None:
 @pytest.mark.usefixtures("busy_ledger")
 @pytest.mark.parametrize("point", CRASH_POINTS)
 def test_a_crash_at_a_named_point_loses_nothing(point: str, tmp_path: Path) -> None:
-    """Dead between two steps, the next process goes on as if the round had ended, or never begun."""
+    """The next process goes on after a death between two steps as if the round had ended, or never begun."""
     twin = _busy_log(tmp_path)
     reached: list[str] = []
 
@@ -65,7 +65,7 @@ def test_a_crash_at_a_named_point_loses_nothing(point: str, tmp_path: Path) -> N
 
     def dead(*_: str) -> None:
         if point in reached:
-            raise Crash  # Nor does it take anything back.
+            raise Crash  # It takes nothing back either.
 
     with pytest.raises(Crash):
         replace(twin.environment, crash=crash).run(run_round, twin.open(dead), settings_for(tmp_path, fanout=3))
@@ -127,7 +127,7 @@ def test_a_store_that_fails_at_any_one_call_loses_nothing(tmp_path: Path, each: 
 
 @pytest.mark.usefixtures("busy_ledger")
 def test_a_broker_that_goes_away_after_the_put_leaves_a_snapshot_that_counts(tmp_path: Path) -> None:
-    """The manifest stands, truncating fails: the round fails, and the next one starts from that manifest."""
+    """A broker that fails after the put fails the round, whose snapshot counts: the next one starts from it."""
     twin = _busy_log(tmp_path)
     cluster: MemoryCluster = twin.cluster
 
@@ -143,7 +143,7 @@ def test_a_broker_that_goes_away_after_the_put_leaves_a_snapshot_that_counts(tmp
 
 
 def test_the_scratch_directory_is_empty_after_every_end(tmp_path: Path) -> None:
-    """A round that completes, loses or fails leaves no file behind on the local disk."""
+    """A round that completes, loses or fails leaves no file in the scratch directory."""
     twin = _busy_log(tmp_path)
     with pytest.raises(Crash):
         Environment(

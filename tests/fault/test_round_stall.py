@@ -1,4 +1,4 @@
-"""A round that stalls while others go on, at the moments where that hurts most."""
+"""A round that stalls while others go on, at the most harmful moments."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -39,13 +39,15 @@ def _stalled_at(point: str, meanwhile: Callable[[], None], twin: TwinLog, scratc
 
 @pytest.fixture
 def twin(tmp_path: Path) -> TwinLog:
-    """A log with one snapshot and a tail."""
+    """Return a log with one snapshot and a tail."""
     return rolled_up(tmp_path)
 
 
 @pytest.mark.parametrize("point", ["after-newest", "after-fold", "after-delta", "after-merge", "after-upload"])
 def test_a_round_that_was_overtaken_before_its_put_loses(point: str, twin: TwinLog, tmp_path: Path) -> None:
-    """Its base was superseded and cleaned up: whatever it misses then is no loss of data, and it removes nothing."""
+    """A round whose base was superseded and cleaned up loses: its missing files are no data loss, and it
+    removes none.
+    """
     before = set[str]()
 
     def meanwhile() -> None:
@@ -59,7 +61,7 @@ def test_a_round_that_was_overtaken_before_its_put_loses(point: str, twin: TwinL
 
 
 def _held(twin: TwinLog, number: int) -> Hold:
-    """A reader's lease on a snapshot, and on the log behind it."""
+    """Return a reader's lease on a snapshot, and on the log behind it."""
     log = twin.open()
     manifest = log.manifests.read(number)
     needs = Needs(manifest.position, manifest.next_offsets, number)
@@ -70,8 +72,10 @@ def _held(twin: TwinLog, number: int) -> Hold:
 def test_a_round_that_misses_nothing_sees_before_its_put_that_it_was_overtaken(
     point: str, twin: TwinLog, tmp_path: Path
 ) -> None:
-    """A lease holds all that it reads, but not its slot, nor what it uploaded: a manifest put there would stand for a
-    snapshot whose runs are gone, and whoever reads the past would be told of damage.
+    """A round that misses no file detects before its put that it was overtaken.
+
+    A lease holds all that it reads, but not its slot, nor its uploads. A manifest there would name deleted runs, and
+    readers of the past would get a damage error.
     """
     with _held(twin, 1):
         outcome = _stalled_at(point, lambda: _others(twin, tmp_path, 4), twin, tmp_path)
@@ -80,7 +84,7 @@ def test_a_round_that_misses_nothing_sees_before_its_put_that_it_was_overtaken(
 
 
 def test_a_put_into_a_slot_that_was_cleaned_up_since_does_not_count(twin: TwinLog, tmp_path: Path) -> None:
-    """The put succeeds, the second listing shows a higher number: lost, and the files of the newer ones live on."""
+    """A put into a cleaned-up slot is lost, as the second listing shows a higher number; newer rounds' files stay."""
     before = set[str]()
 
     def meanwhile() -> None:
@@ -98,7 +102,7 @@ def test_a_put_into_a_slot_that_was_cleaned_up_since_does_not_count(twin: TwinLo
 
 
 def test_a_winner_that_stalls_before_its_cleanup_removes_nothing_that_counts(twin: TwinLog, tmp_path: Path) -> None:
-    """It won long ago, and its own manifest is gone by now: it holds back, and says so."""
+    """A winner whose own manifest is deleted by its cleanup stops, and says so."""
     outcome = _stalled_at("after-win", lambda: _others(twin, tmp_path, 4), twin, tmp_path)
     assert isinstance(outcome, CompletedRound)
     assert "newer round" in outcome.cleanup.held_back
@@ -107,7 +111,7 @@ def test_a_winner_that_stalls_before_its_cleanup_removes_nothing_that_counts(twi
 
 
 def test_a_winner_removes_nothing_that_a_younger_round_uploaded_meanwhile(twin: TwinLog, tmp_path: Path) -> None:
-    """It removes what it listed before its put: the next round's runs came later, and no manifest names them yet."""
+    """A winner removes only files of its listing before the put: no manifest names the next round's later runs yet."""
     stepper, passed = Stepper(), list[str]()
 
     def younger() -> None:
@@ -134,7 +138,7 @@ def test_a_winner_removes_nothing_that_a_younger_round_uploaded_meanwhile(twin: 
 
 @pytest.mark.parametrize("point", ["after-check", "after-drop", "after-truncate-data", "after-truncate-ledger"])
 def test_a_winner_that_stalls_inside_its_cleanup_harms_nobody(point: str, twin: TwinLog, tmp_path: Path) -> None:
-    """What it decided to remove stays right to remove, however late."""
+    """A winner that stalls inside its cleanup harms nobody: its deletions stay right, however late."""
     outcome = _stalled_at(point, lambda: _others(twin, tmp_path, 4), twin, tmp_path)
     assert isinstance(outcome, CompletedRound)
     assert state_of(twin.open()) == twin.model
@@ -142,7 +146,7 @@ def test_a_winner_that_stalls_inside_its_cleanup_harms_nobody(point: str, twin: 
 
 
 def test_a_lease_holds_its_snapshot_and_the_log_until_it_ends(twin: TwinLog, tmp_path: Path) -> None:
-    """While a lease lives, its manifest, runs and offsets stay; at the cap they go, with the lease's file."""
+    """Manifest, runs and offsets of a live lease stay; at the cap they are deleted, with the lease's file."""
     log = twin.open()
     with _held(twin, 1):
         _others(twin, tmp_path, 4)
@@ -166,7 +170,7 @@ def test_a_young_manifest_is_kept_beyond_the_number(twin: TwinLog, tmp_path: Pat
 
 @pytest.mark.usefixtures("busy_ledger")
 def test_a_log_start_above_the_newest_snapshot_is_a_loss_not_a_race(twin: TwinLog, tmp_path: Path) -> None:
-    """Nobody won meanwhile, so the missing records are believed: OffsetGone, and nothing is written."""
+    """A log start above the newest snapshot without another winner is OffsetGone, a loss, and nothing is written."""
     log = twin.open()
     ends = {p: there.end for p, there in log.data_offsets().items()}
     log.kafka.delete_records(log.data_topic, ends)
@@ -176,7 +180,7 @@ def test_a_log_start_above_the_newest_snapshot_is_a_loss_not_a_race(twin: TwinLo
 
 
 def _round_built_on_a_winner_that_cleans_up_late(twin: TwinLog, scratch: Path) -> RoundOutcome:
-    """A wins and stalls; B starts from A's manifest and uploads; A cleans up; B puts. Returns B's outcome."""
+    """Return B's outcome: A wins and stalls; B starts from A's manifest and uploads; A cleans up; B puts."""
     at: list[str] = []
     stepper = Stepper()
 
@@ -199,11 +203,11 @@ def _round_built_on_a_winner_that_cleans_up_late(twin: TwinLog, scratch: Path) -
 
 
 def _discard(_outcome: RoundOutcome) -> None:
-    """An actor returns nothing."""
+    """Return nothing, as an actor does."""
 
 
 def test_a_late_cleanup_spares_what_was_uploaded_since(twin: TwinLog, tmp_path: Path) -> None:
-    """Files that came after the winner's listing belong to rounds built on it, and are not its to delete."""
+    """A late cleanup spares files that came after the winner's listing: they belong to rounds built on it."""
     outcome = _round_built_on_a_winner_that_cleans_up_late(twin, tmp_path)
     assert isinstance(outcome, CompletedRound)
     assert state_of(twin.open()) == twin.model
@@ -212,7 +216,7 @@ def test_a_late_cleanup_spares_what_was_uploaded_since(twin: TwinLog, tmp_path: 
 def test_a_listing_after_the_put_would_delete_what_is_needed(
     twin: TwinLog, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The guard in the test above is the moment of the listing: with a later one, a published run is gone."""
+    """With a listing after the put a published run is deleted: its moment is the guard of the test above."""
 
     def with_a_new_list(
         work: RoundWork,
@@ -232,7 +236,7 @@ def test_a_listing_after_the_put_would_delete_what_is_needed(
 
 
 def test_a_manifest_that_is_put_while_its_log_is_deleted_goes_with_it(twin: TwinLog, tmp_path: Path) -> None:
-    """Else it lay there for the next log of this name, which nobody could open."""
+    """A manifest that is put while its log is deleted is deleted with it: else the name could not be used again."""
     stepper, passed = Stepper(), list[str]()
 
     def rolling_up() -> None:
@@ -259,7 +263,7 @@ def test_a_manifest_that_is_put_while_its_log_is_deleted_goes_with_it(twin: Twin
 
 
 def test_a_round_beside_the_late_cleanup_of_its_base(twin: TwinLog, tmp_path: Path) -> None:
-    """That truncates up to what the base needs, so also the records before, which the round's read was to compare."""
+    """A round completes though its base's late cleanup truncates records that its read was to compare."""
 
     def meanwhile() -> None:
         with twin.open() as log:
@@ -274,7 +278,7 @@ def test_a_round_beside_the_late_cleanup_of_its_base(twin: TwinLog, tmp_path: Pa
 
 @pytest.mark.usefixtures("busy_ledger")
 def test_a_tail_that_is_gone_behind_a_base_is_a_loss(twin: TwinLog, tmp_path: Path) -> None:
-    """However it came, and whatever the round looks at once more."""
+    """A missing tail behind a base is a loss, by any cause and at any repeated check."""
 
     def meanwhile() -> None:
         with twin.open() as log:

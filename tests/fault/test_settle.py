@@ -1,4 +1,4 @@
-"""Commits and Opens whose outcome is unknown: settled before anything else, told truthfully, never sent twice."""
+"""Commits and Opens whose outcome is unknown: resolved before anything else, reported truthfully, never sent twice."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -36,7 +36,7 @@ class LedgerFaults:
         self.on_send: Callable[[], None] | None = None
 
     def fate(self, attempt: SendAttempt) -> Fate:
-        """The next fate in the list, for a ledger record."""
+        """Return the next fate in the list, for a ledger record."""
         if not attempt.topic.endswith(".ledger"):
             return Fate.DELIVER
         if self.on_send is not None:
@@ -46,13 +46,13 @@ class LedgerFaults:
 
 
 class Clock:
-    """A clock that moves a second at every look, so that waiting ends."""
+    """A clock that moves a second at every call, so that waiting ends."""
 
     def __init__(self) -> None:
         self.now_s = 0.0
 
     def __call__(self) -> float:
-        """The time."""
+        """Return the time."""
         self.now_s += 1.0
         return self.now_s
 
@@ -67,23 +67,23 @@ class World:
         self.cluster = self.rig.cluster
 
     def writer(self, log: Log, name: str = "w") -> Writer:
-        """A writer whose waiting ends."""
+        """Return a writer whose waiting ends."""
         return Environment(clock=Clock()).run(Writer, log, name)
 
     def last(self, name: str = "w") -> LastCommit | None:
-        """What the ledger shows as the writer's last commit."""
+        """Return the writer's last commit in the ledger."""
         with self.rig.open() as log:
             return log.describe().state.last_commit(name)
 
     def commits(self) -> int:
-        """How many Commit records lie in the ledger, valid or void."""
+        """Return how many Commit records lie in the ledger, valid or void."""
         found = [decode(record.value) for record in self.cluster.records("s.ledger", 0)]
         return sum(isinstance(record, Commit) for record in found)
 
 
 @pytest.fixture
 def world() -> World:
-    """A log of opaque values."""
+    """Return a log of opaque values."""
     return World()
 
 
@@ -94,7 +94,7 @@ UNANSWERED = [Fate.APPEND_UNANSWERED, Fate.ACK_WITHOUT_OFFSET]
 @pytest.mark.parametrize("final", [False, True])
 @pytest.mark.parametrize("before", [0, 1])
 def test_a_commit_that_landed_is_told_as_committed(world: World, fate: Fate, final: bool, before: int) -> None:
-    """Landed and valid: it is found by the new Open and not sent again, a final one and a writer's first one, too."""
+    """A landed, valid commit is found by the new Open and not sent again, also a final one and a writer's first."""
     with world.rig.open() as log, world.writer(log) as writer:
         for i in range(before):
             writer.put(b"k", b"before")
@@ -114,7 +114,7 @@ def test_a_commit_that_landed_is_told_as_committed(world: World, fate: Fate, fin
 @pytest.mark.parametrize("fate", [Fate.LOSE, Fate.SKIP])
 @pytest.mark.parametrize("final", [False, True])
 def test_a_commit_that_was_lost_is_committed_under_a_new_epoch(world: World, fate: Fate, final: bool) -> None:
-    """Lost: the same handle is committed again after the Open that made sure, and the writer goes on."""
+    """A lost commit's handle is committed again after the Open that made sure, and the writer goes on."""
     with world.rig.open() as log, world.writer(log) as writer:
         epoch = writer.grant.epoch
         writer.put(b"k", b"v")
@@ -132,7 +132,7 @@ def test_a_commit_that_was_lost_is_committed_under_a_new_epoch(world: World, fat
 
 
 def test_a_quiet_commit_keeps_its_checkpoint_when_it_is_settled(world: World) -> None:
-    """Whoever stored the handle finds its checkpoint, nonce included, in the ledger: also when nothing was changed."""
+    """A resolved commit's checkpoint, nonce included, is the stored handle's, also when nothing was changed."""
     with world.rig.open() as log, world.writer(log) as writer:
         handle = writer.persist(1).result()
         world.faults.fates = [Fate.LOSE]
@@ -144,7 +144,7 @@ def test_a_quiet_commit_keeps_its_checkpoint_when_it_is_settled(world: World) ->
 
 
 def test_a_commit_that_lands_after_its_successor_is_void(world: World) -> None:
-    """Late: the Open that settled it lies before it, so it counts for nobody, and the changes count once."""
+    """A late commit is void: the Open that resolved it lies before it, and its changes count once."""
     with world.rig.open() as log, world.writer(log) as writer:
         writer.put(b"k", b"v")
         world.faults.fates = [Fate.DELAY]
@@ -161,7 +161,7 @@ def test_a_commit_that_lands_after_its_successor_is_void(world: World) -> None:
 
 
 def take_over(world: World, then: Callable[[Writer], None] | None = None) -> Callable[[], None]:
-    """Another process opens the writer's name, as soon as the next ledger record is sent."""
+    """Return a function that opens the writer's name in another process at the next ledger record."""
 
     def call() -> None:
         fates, world.faults.fates = world.faults.fates, []
@@ -174,7 +174,7 @@ def take_over(world: World, then: Callable[[Writer], None] | None = None) -> Cal
 
 
 def test_taken_over_before_the_commit_is_fenced(world: World) -> None:
-    """Another process came first and the commit is lost: told so, and the epoch is not taken back."""
+    """A writer that another process replaced before its lost commit is Fenced, and does not take the epoch back."""
     with world.rig.open() as log, world.writer(log) as writer:
         writer.put(b"k", b"v")
         world.faults.fates = [Fate.LOSE]
@@ -190,7 +190,7 @@ def test_taken_over_before_the_commit_is_fenced(world: World) -> None:
 
 
 def test_taken_over_after_the_commit_landed_is_committed_and_over(world: World) -> None:
-    """Another process came after the commit, and even continued it: the commit is told as such, then nothing more."""
+    """A commit that landed before another process opened, and even continued it, is acknowledged, as the last one."""
 
     def go_on(thief: Writer) -> None:
         thief.put(b"l", b"w")
@@ -201,7 +201,7 @@ def test_taken_over_after_the_commit_landed_is_committed_and_over(world: World) 
     def new_nonce() -> bytes:
         nonlocal lives
         lives += 1
-        if lives == 2:  # The Open that is to settle the commit is being made.
+        if lives == 2:  # The Open that is to resolve the commit is being made.
             take_over(world, go_on)()
         return random_nonce()
 
@@ -219,7 +219,7 @@ def test_taken_over_after_the_commit_landed_is_committed_and_over(world: World) 
 def test_a_commit_whose_verdict_cannot_be_read_is_unknown_and_not_retryable(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It landed, and reading fails: not Unavailable, which would invite a second try."""
+    """A landed commit whose verdict cannot be read is unknown, not Unavailable, which would invite a second try."""
 
     def refuse(*_: object) -> NoReturn:
         raise BrokerUnavailable("no answer")
@@ -244,7 +244,7 @@ def test_a_commit_whose_verdict_cannot_be_read_is_unknown_and_not_retryable(
 def test_a_valid_commit_that_is_not_believed_yet_is_found_when_it_is_settled(
     world: World, before: int, *, final: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It is folded when the cluster does not say who it is: not sent again, nor called refused."""
+    """A valid commit that is folded while the cluster hides its identity is not sent again, nor called refused."""
     with Environment(clock=Clock()).run(world.rig.open) as log, world.writer(log) as writer:
         for i in range(before):
             writer.put(b"k", b"before")
@@ -266,7 +266,7 @@ def test_a_valid_commit_that_is_not_believed_yet_is_found_when_it_is_settled(
 
 
 def test_settling_that_fails_is_unknown(world: World) -> None:
-    """If every Open stays unanswered, too, nobody is told anything but that it is unknown; the next life finds it."""
+    """If every Open stays unanswered, too, the outcome is unknown; the next incarnation finds it."""
     with world.rig.open() as log, world.writer(log) as writer:
         writer.put(b"k", b"v")
         world.faults.fates = [Fate.APPEND_UNANSWERED, *[Fate.LOSE] * 30]
@@ -281,7 +281,7 @@ def test_settling_that_fails_is_unknown(world: World) -> None:
 
 
 def test_a_pipelined_commit_is_left_to_the_next_life(world: World) -> None:
-    """With a later change set under way a new epoch could not commit it, so the outcome stays unknown."""
+    """A commit with a later change set in flight stays unknown: a new epoch could not commit that one."""
     with world.rig.open() as log, world.writer(log) as writer:
         writer.put(b"k", b"v")
         first = writer.persist(1).result()
@@ -295,7 +295,7 @@ def test_a_pipelined_commit_is_left_to_the_next_life(world: World) -> None:
 
 
 def test_a_commit_that_includes_a_skipped_checkpoint_is_settled(world: World) -> None:
-    """Nothing is under way beyond it, however many checkpoints it holds: settled, and sent a second time."""
+    """A commit that includes a skipped checkpoint is resolved and sent again: nothing is in flight beyond it."""
     with world.rig.open() as log, world.writer(log) as writer:
         writer.put(b"k", b"v")
         writer.persist(1).result()
@@ -314,7 +314,9 @@ def test_a_commit_that_includes_a_skipped_checkpoint_is_settled(world: World) ->
 
 @pytest.mark.parametrize("roll_over", [False, True])
 def test_a_commit_with_chunks_sent_ahead_is_left_to_the_next_life(world: World, roll_over: bool) -> None:
-    """Chunks that a full buffer sent are out under this epoch as well, whether their change set goes on or not."""
+    """A commit with chunks sent ahead under this epoch is left to the next incarnation, in one change set or
+    several.
+    """
     settings = WriterSettings(roll_rows=1, list_bytes=1, roll_bytes=1)
     with world.rig.open() as log, Environment(clock=Clock()).run(Writer, log, "w", settings=settings) as writer:
         writer.put(b"k", b"v")
@@ -332,7 +334,7 @@ def test_a_commit_with_chunks_sent_ahead_is_left_to_the_next_life(world: World, 
 
 @pytest.mark.parametrize("fate", [*UNANSWERED, Fate.LOSE, Fate.SKIP, Fate.DELAY])
 def test_an_unknown_open_is_settled_by_the_next(world: World, fate: Fate) -> None:
-    """Whether it landed, is lost or comes late: the opener gets a live epoch, and a ghost that lands fences nobody."""
+    """The opener after an unknown Open, landed, lost or late, gets a live epoch; a late one fences nobody."""
     world.faults.fates = [fate]
     with world.rig.open() as log, world.writer(log) as writer:
         writer.put(b"k", b"v")
@@ -345,7 +347,7 @@ def test_an_unknown_open_is_settled_by_the_next(world: World, fate: Fate) -> Non
 
 
 def test_an_interrupted_commit_is_never_sent_again(world: World) -> None:
-    """Ctrl-C between sending a commit and its answer ends the coordinator: the same call again would send it twice."""
+    """Ctrl-C between a commit and its answer ends the coordinator: the same call again would send it twice."""
     with world.rig.open() as log:
         coordinator = Environment(crash=raise_at("committed")).run(Coordinator, log, "w")
         with pytest.raises(KeyboardInterrupt):
@@ -358,7 +360,7 @@ def test_an_interrupted_commit_is_never_sent_again(world: World) -> None:
 
 
 def raise_at(point: str) -> Callable[[str], None]:
-    """Ctrl-C at a crash point."""
+    """Return a crash point that raises KeyboardInterrupt."""
 
     def crash(reached: str) -> None:
         if reached == point:
@@ -368,7 +370,7 @@ def raise_at(point: str) -> Callable[[str], None]:
 
 
 def test_a_settled_writer_goes_on_with_its_value_schema() -> None:
-    """A schema that was added meanwhile is for the next life: what waits in the buffer has the old one's shape."""
+    """A schema that was added meanwhile is for the next incarnation: the buffer has the old one's shape."""
     world = World(POINT)
     with world.rig.open() as log, world.writer(log) as writer:
         writer.put(b"a", {"x": 1})
@@ -384,7 +386,7 @@ def test_a_settled_writer_goes_on_with_its_value_schema() -> None:
 
 
 def test_tasks_of_a_settled_checkpoint_are_committed_under_the_new_epoch(world: World) -> None:
-    """A coordinator settles as a writer does; the next checkpoint's tasks get the new grant."""
+    """A coordinator resolves as a writer does; the next checkpoint's tasks get the new grant."""
     with world.rig.open() as log, Environment(clock=Clock()).run(Coordinator, log, "w") as coordinator:
         first = coordinator.task(1)
         world.faults.fates = [Fate.LOSE]
@@ -402,8 +404,9 @@ def test_tasks_of_a_settled_checkpoint_are_committed_under_the_new_epoch(world: 
 def test_a_checkpoint_that_another_process_committed_under_the_grant_is_not_ours(
     world: World, before: int, tmp_path: Path, *, is_hidden: bool
 ) -> None:
-    """It was taken for dead: what its successor committed has the same id and nonce, and other changes. If rounds have
-    truncated that since, nobody knows whose it was.
+    """A checkpoint that a successor under the grant committed is not ours: same id and nonce, other changes.
+
+    Our process was taken for dead. If rounds have truncated the commit since, nobody knows whose it was.
     """
     with (
         world.rig.open() as log,
@@ -433,7 +436,7 @@ def test_a_checkpoint_that_another_process_committed_under_the_grant_is_not_ours
 
 
 def task_of(log: Log, coordinator: Coordinator, checkpoint_id: int, changes: dict[bytes, bytes]) -> Handle:
-    """One task that puts `changes`."""
+    """Return the handle of one task that puts `changes`."""
     task = TaskWriter(log.kafka.producer(), coordinator.task(checkpoint_id), slot=checkpoint_id)
     for key, value in changes.items():
         task.put(key, value)
@@ -442,7 +445,9 @@ def task_of(log: Log, coordinator: Coordinator, checkpoint_id: int, changes: dic
 
 @pytest.mark.usefixtures("busy_ledger")
 def test_a_limit_that_was_lowered_is_named(world: World) -> None:
-    """What a broker refuses for its size may be in the log by an earlier try: unknown, with the setting's name."""
+    """A commit that a broker refuses for its size may have landed by an earlier try: unknown, with the
+    setting's name.
+    """
     with world.rig.open() as log, world.writer(log) as writer:
         writer.commit(checkpoint_id=1)
         world.cluster.set_topic_config("s", {"max.message.bytes": "1000"})

@@ -1,4 +1,4 @@
-"""A Spark job on executors of their own: whatever happens to a task, the state is the model's, and no commit extra."""
+"""A Spark job on executors of their own: any fate of a task leaves the model's state, and no extra commit."""
 
 import os
 import subprocess
@@ -41,8 +41,9 @@ _SPECULATION = {
 def test_what_happens_to_a_task_does_not_show(
     broker: Broker, log_name: str, tmp_path: Path, strike: str, point: str, extra: dict[str, str]
 ) -> None:
-    """A task fails after it has written, its Python worker or its executor is killed, or a speculative copy of it runs
-    beside it: one Open, one Commit for each batch, and every row once.
+    """A task that fails after its write, loses its worker or executor, or has a speculative copy does not show.
+
+    There is one Open, one Commit for each batch, and every row once.
     """
     environment = {
         **os.environ,

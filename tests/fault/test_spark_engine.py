@@ -1,4 +1,4 @@
-"""The Spark engine under trouble: whatever happens to a task, the local engine's rows, and memory within bounds."""
+"""The Spark engine under faults: any fate of a task gives the local engine's rows, and memory stays within bounds."""
 
 import json
 import subprocess
@@ -28,12 +28,14 @@ from tests.support.spark.rig import SparkLog
 pytestmark = [pytest.mark.spark, pytest.mark.broker, pytest.mark.soak, pytest.mark.timeout(600)]
 
 _WORKER_MIB = 200
-"""What a Python worker takes with all that it has imported, and no task."""
+"""The memory of a Python worker with all its imports, and no task."""
 
 
 def test_what_happens_to_a_task_does_not_show(broker: Broker, log_name: str, tmp_path: Path) -> None:
-    """Workers and an executor killed, and real speculation: attempts that ran side by side, before and after both had
-    uploaded. Each time one attempt's runs are taken, and those of the others are gone when all is calm.
+    """Killed workers, a killed executor, and real speculation do not show in the result.
+
+    Attempts ran concurrently, before and after both had uploaded. Each time one attempt's runs are taken, and the
+    others' are deleted in the end.
     """
     errors = tmp_path / "errors"
     with errors.open("wb") as output:
@@ -51,8 +53,10 @@ def test_what_happens_to_a_task_does_not_show(broker: Broker, log_name: str, tmp
 def test_the_memory_of_a_task_follows_neither_backlog_nor_state(
     spark: SparkSession, broker: Broker, log_name: str, tmp_path: Path
 ) -> None:
-    """One commit of 96 MiB and one of 384 MiB, folded each by one task, then as much again, folded and merged: workers
-    of the larger log take about what those of the smaller one take, by what the kernel counts.
+    """The memory of a task follows neither backlog nor state, by the kernel's count.
+
+    One commit of 96 MiB and one of 384 MiB, folded each by one task, then as much again, folded and merged: workers of
+    the larger log take about as much as the smaller one's.
     """
     peaks = {mib: _peaks_mib(spark, broker, f"{log_name}-{mib}", tmp_path, mib) for mib in (96, 384)}
     for kind in ("fold", "merge"):
@@ -62,7 +66,7 @@ def test_the_memory_of_a_task_follows_neither_backlog_nor_state(
 
 
 def _peaks_mib(spark: SparkSession, broker: Broker, name: str, directory: Path, mib: int) -> dict[str, float]:
-    """The greatest memory of a worker, by the kind of its task, in two rounds of so many MiB of new keys each."""
+    """Return the greatest memory of a worker, by its task's kind, in two rounds of so many MiB of new keys each."""
     rig = SparkLog.create(name, broker.bootstrap, directory, partitions=1, value_schema=None)
     peaks = directory / f"peaks-{mib}"
     peaks.mkdir()
@@ -90,7 +94,7 @@ def _peaks_mib(spark: SparkSession, broker: Broker, name: str, directory: Path, 
 
 
 def _rows(random: np.random.Generator, first: int, count: int) -> pa.RecordBatch:
-    """Puts of new keys with values of 1 KiB that nothing compresses."""
+    """Return puts of new keys with incompressible values of 1 KiB."""
     keys = pa.array(np.arange(first, first + count, dtype=np.int64))
     data = random.integers(0, 256, count << 10, dtype=np.uint8).tobytes()
     offsets = np.arange(0, (count + 1) << 10, 1 << 10, dtype=np.int32).tobytes()

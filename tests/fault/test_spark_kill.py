@@ -1,6 +1,4 @@
-"""SIGKILL of the Spark driver at every step of a batch, and two drivers at once: the job that is started again ends in
-the state of the model.
-"""
+"""SIGKILL of the Spark driver at every step of a batch, and two drivers at once: the restarted job ends exact."""
 
 import os
 import shutil
@@ -17,7 +15,7 @@ from tests.support.spark.rig import Row, SparkLog, fold_rows, write_batches
 from tests.support.spark.strikes import JobSettings
 from tests.support.waiting import wait_for
 
-pytestmark = [pytest.mark.spark, pytest.mark.broker, pytest.mark.timeout(900)]  # Six lives of Spark at most.
+pytestmark = [pytest.mark.spark, pytest.mark.broker, pytest.mark.timeout(900)]  # Six runs of Spark at most.
 
 BATCHES: list[list[Row]] = [[(key, number * 100 + key) for key in range(number, 40, 2)] for number in range(7)]
 BATCHES[3] += [(key, None) for key in (1, 2)]  # Both are of another parity, or below the range: no key comes twice.
@@ -25,7 +23,7 @@ _LIFE_TIMEOUT_S = 150.0
 
 
 class Job:
-    """A Spark job over `BATCHES`, with as many lives as a test gives it."""
+    """A Spark job over `BATCHES`, with as many runs as a test gives it."""
 
     def __init__(self, rig: SparkLog, directory: Path) -> None:
         self.rig = rig
@@ -39,7 +37,7 @@ class Job:
         write_batches(directory / "input", BATCHES)
 
     def start(self, settings: JobSettings) -> "subprocess.Popen[bytes]":
-        """One life of the job."""
+        """Start one run of the job."""
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
         with (self.directory / "job.log").open("ab") as output:
             return subprocess.Popen(
@@ -50,26 +48,26 @@ class Job:
             )
 
     def live(self, settings: JobSettings) -> int:
-        """One life of the job, to its end; returns the exit code, negative for a signal."""
+        """Run the job to its end; return the exit code, negative for a signal."""
         return self.start(settings).wait(_LIFE_TIMEOUT_S)
 
     def expect_death(self, settings: JobSettings) -> None:
-        """One life of the job, which ends by its own strike."""
+        """Run the job, which ends by its own strike."""
         assert self.live(settings) == -9, self.log()[-3000:]
         assert settings.marker.exists()
 
     def log(self) -> str:
-        """What all lives printed."""
+        """Return the output of all runs."""
         return (self.directory / "job.log").read_text("utf-8", "replace")
 
     def await_file(self, path: Path) -> None:
-        """Wait until a life of the job, or what is left of one, has made this file."""
+        """Wait until a run of the job, or a surviving part of one, has made this file."""
         wait_for(path.exists, f"{path.name} never came: see {self.directory / 'job.log'}", timeout_s=_LIFE_TIMEOUT_S)
 
 
 @pytest.fixture
 def job(broker: Broker, log_name: str, tmp_path: Path) -> Job:
-    """A job on a log of its own."""
+    """Return a job on a log of its own."""
     return Job(SparkLog.create(log_name, broker.bootstrap, tmp_path), tmp_path)
 
 
@@ -82,13 +80,15 @@ def job(broker: Broker, log_name: str, tmp_path: Path) -> Job:
     ],
 )
 def test_a_driver_that_is_killed_or_replaced_changes_nothing(job: Job, points: Sequence[str], last_point: str) -> None:
-    """Killed with a task begun, a task done, before and after the Commit of a batch, and a failing task on top of it:
-    the state equals the model. So it does where another driver starts from a copy of the checkpoint while one is about
-    to commit, which is told that it is fenced and ends with an error.
+    """A driver that is killed or replaced changes nothing in the state, which equals the model.
 
-    The worker that saw each death ignores the signal that ends its like, and goes on as long as it can: two of them
-    only after the last life has finished, one with a task's chunks and one with the Commit of a batch, which is void.
-    Every day the driver is killed with a Commit made, and in a soak at each step.
+    It is killed with a task begun, a task done, before and after a batch's Commit, and with a failing task on top.
+    Another driver starts from a copy of the checkpoint while one is about to commit, which gets Fenced and ends with an
+    error.
+
+    The worker that saw each death ignores the signal that ends its kind, and goes on as long as it can. Two of them go
+    on only after the last run has finished: one with a task's chunks, one with a void Commit. Every day the driver is
+    killed with a Commit made, and in a soak at each step.
     """
     kills = [
         replace(job.settings, strike="kill", point=point, batch=batch, hold=hold)

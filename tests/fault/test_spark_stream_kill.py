@@ -1,4 +1,4 @@
-"""SIGKILL of a streaming query, driver, JVM and workers at once, while others write and roll the log up."""
+"""SIGKILL of a streaming query, driver, JVM and workers at once, during others' commits and rounds."""
 
 import json
 import random
@@ -34,7 +34,7 @@ Written = list[tuple[int, int, int | None]]
 
 @contextmanager
 def _writing(rig: SparkLog, scratch: Path, rng: random.Random) -> Generator[Callable[[], Written]]:
-    """Commits and rounds in a thread, until the block ends; gives what was committed: (position, key, n)."""
+    """Commit and run rounds in a thread, until the block ends; yield a function for the commits: (position, key, n)."""
     stop, written = threading.Event(), Written()
 
     def write() -> None:
@@ -60,7 +60,7 @@ def _writing(rig: SparkLog, scratch: Path, rng: random.Random) -> Generator[Call
 
 
 def _rows(job: StreamJob) -> Written:
-    """What the file sink's own log says it has."""
+    """Return the rows in the file sink's own log."""
     files: list[Path] = []
     for entry in (job.rows / "_spark_metadata").iterdir():
         if entry.name.startswith("."):
@@ -72,7 +72,7 @@ def _rows(job: StreamJob) -> Written:
 
 
 def _topic_rows(bootstrap: str, topic: str) -> list[tuple[bytes, bytes]]:
-    """Key and value of all records of a topic, in the order of its only partition."""
+    """Return key and value of all records of a topic, in the order of its only partition."""
     consumer = Consumer({"bootstrap.servers": bootstrap, "group.id": topic})
     consumer.assign([TopicPartition(topic, 0, 0)])
     found: list[tuple[bytes, bytes]] = []
@@ -90,7 +90,7 @@ def _topic_rows(bootstrap: str, topic: str) -> list[tuple[bytes, bytes]]:
 
 @contextmanager
 def _ends_of(bootstrap: str, topic: str) -> Generator[Callable[[], int]]:
-    """Asks for the end of the topic's only partition."""
+    """Yield a function that returns the end of the topic's only partition."""
     consumer = Consumer({"bootstrap.servers": bootstrap, "group.id": topic})
     try:
         yield lambda: consumer.get_watermark_offsets(TopicPartition(topic, 0), timeout=30)[1]
@@ -99,15 +99,15 @@ def _ends_of(bootstrap: str, topic: str) -> Generator[Callable[[], int]]:
 
 
 def _row(value: bytes) -> tuple[int, int, int | None]:
-    """Position, key and n of a record."""
+    """Return position, key and n of a record."""
     row = json.loads(value)
     return row["position"], row["key"], row["value"]["n"] if row.get("value") else None
 
 
 def _begin(directory: Path) -> int:
-    """Where the query began, by Spark's own log of offsets: rounds may have cut off what was committed before."""
+    """Return where the query began, by Spark's own log of offsets: rounds may have cut off earlier commits."""
     offsets = (path for path in (directory / "checkpoint" / "offsets").iterdir() if path.name.isdecimal())
-    newest = max(offsets, key=lambda path: int(path.name))  # Each says it, and Spark keeps a hundred.
+    newest = max(offsets, key=lambda path: int(path.name))  # Each says it, and Spark retains a hundred.
     return int(json.loads(newest.read_text("utf-8").splitlines()[-1])["beginPlace"][0])
 
 
@@ -128,21 +128,22 @@ def _storm(rig: SparkLog, directory: Path, kills: int, seed: int) -> None:
 @pytest.mark.timeout(900)
 @pytest.mark.xdist_group("killed stream")
 def test_a_killed_query_reads_every_change_once(broker: Broker, log_name: str, tmp_path: Path) -> None:
-    """A death among commits and rounds, and then a life to the end: the sink has the history, change by change."""
+    """After a death among commits and rounds, and a run to the end, the sink has the history, change by change."""
     _storm(SparkLog.create(log_name, broker.bootstrap, tmp_path), tmp_path, kills=1, seed=1)
 
 
 @pytest.mark.soak
 @pytest.mark.timeout(3000)
 def test_a_storm_of_kills(broker: Broker, log_name: str, tmp_path: Path) -> None:
-    """The same with thirty deaths, by a seed that differs in every run."""
+    """Thirty deaths, by a seed that differs in every run, leave the history in the sink."""
     seed = random.SystemRandom().randrange(1 << 32)
     _storm(SparkLog.create(log_name, broker.bootstrap, tmp_path), tmp_path, kills=30, seed=seed)
 
 
 def _die_in_open_batches(job: StreamJob, bootstrap: str, rng: random.Random) -> list[tuple[int, int]]:
-    """Kill the job until it has died often enough with records of a micro-batch in the topic that Spark has not
-    committed; gives the positions (start, end] of those micro-batches.
+    """Kill the job until it has died often enough with records in the topic that Spark has not committed.
+
+    Return the positions (start, end] of those micro-batches.
     """
     opened: list[tuple[int, int]] = []
     with _ends_of(bootstrap, job.topic) as end:
@@ -166,9 +167,10 @@ def _die_in_open_batches(job: StreamJob, bootstrap: str, rng: random.Random) -> 
 def test_spark_s_kafka_sink_has_every_change_and_repeats_only_what_was_open(
     broker: Broker, log_name: str, topic_name: str, tmp_path: Path
 ) -> None:
-    """Killed while records of an open micro-batch are in the topic: the topic has every change, nothing else, and a
-    second time only changes of a micro-batch that was open at a death, byte for byte. So it folds to the state by
-    offset and, whatever comes late, by position.
+    """Spark's Kafka sink has every change, and repeats only changes of micro-batches that were open at a death.
+
+    It is killed while records of an open micro-batch are in the topic. A repeated change is the same byte for byte. So
+    the topic folds to the state by offset and, for late records, by position.
     """
     try:
         jars = [str(path) for path in connector_jars()]

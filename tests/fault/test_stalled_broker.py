@@ -1,4 +1,4 @@
-"""A broker that is stopped in the middle of a call: no log is taken for an empty or a damaged one."""
+"""A broker that is paused in the middle of a call: no log is taken for an empty or a damaged one."""
 
 import threading
 import time
@@ -26,7 +26,7 @@ T = TypeVar("T")
 
 @pytest.fixture
 def rig(faulty_broker: FaultyBroker, log_name: str, tmp_path: Path) -> LogRig:
-    """A log with five commits."""
+    """Return a log with five commits."""
     rig = real_rig(log_name, faulty_broker.direct, tmp_path / "root")
     with rig.create(partitions=2) as made, Writer(made, "w") as writer:
         for number in range(1, 6):
@@ -37,7 +37,7 @@ def rig(faulty_broker: FaultyBroker, log_name: str, tmp_path: Path) -> LogRig:
 
 @contextmanager
 def _seen(rig: LogRig, broker: FaultyBroker, tmp_path: Path, more: Mapping[str, str]) -> Generator[Log]:
-    """The log as a process behind the proxy sees it."""
+    """Yield the log as a process behind the proxy sees it."""
     kafka = {
         "bootstrap.servers": broker.bootstrap,
         **more,
@@ -68,7 +68,7 @@ def _calls(log: Log, scratch: Path) -> dict[str, Callable[[], object]]:
 
 
 def _soon(call: Callable[[], T]) -> T:
-    """The answer of a caller who tries again, as BrokerUnavailable says: its connections have to come back first."""
+    """Return the answer of a caller that repeats on BrokerUnavailable: its connections have to come back first."""
     deadline_s = time.monotonic() + _BACK_S
     while True:
         try:
@@ -82,7 +82,7 @@ def _soon(call: Callable[[], T]) -> T:
 def test_a_stalled_broker_is_unavailable_or_right(
     faulty_broker: FaultyBroker, rig: LogRig, tmp_path: Path, stall_s: float
 ) -> None:
-    """Every call that meets a broker which stands still for longer than a request may take says so, or is right."""
+    """A call to a broker paused for longer than a request may take raises BrokerUnavailable, or is right."""
     scratch = tmp_path / "scratch"
     scratch.mkdir()
     with _seen(rig, faulty_broker, tmp_path, {"socket.timeout.ms": _REQUEST_TIMEOUT_MS}) as log:
@@ -100,7 +100,7 @@ def test_a_stalled_broker_is_unavailable_or_right(
 
 
 def test_a_reset_question_is_no_empty_log(faulty_broker: FaultyBroker, rig: LogRig, tmp_path: Path) -> None:
-    """One connection that is reset at any one question for offsets: the state is whole."""
+    """A connection reset at any one query for offsets leaves the state whole."""
     with _seen(rig, faulty_broker, tmp_path, {}) as log:
         for at in range(1, 5):
             faulty_broker.proxy.on("list_offsets", Deed.RESET, at=at)

@@ -1,8 +1,8 @@
-"""SIGKILL of an owner under load on a real broker, with a standby beside it that takes over; exact every time.
+"""SIGKILL of an owner under load on a real broker, with a standby that takes over; exact every time.
 
 The standby is of this process, the owner of another. After each kill the standby is promoted: its state is the fold of
-the input up to its progress, which is not below what the owner had committed by then, and it goes on from there. Then
-the next owner opens, which fences it.
+the input up to its progress. The progress is not below the owner's last commit, and the standby goes on from there.
+Then the next owner opens, which fences it.
 """
 
 import random
@@ -50,7 +50,7 @@ def _await_progress(standby: Standby[bytes, bytes], above: int, process: "subpro
 
 @pytest.mark.parametrize("is_killed", [True, False], ids=["killed", "zombie"])
 def test_a_takeover_under_load(broker: Broker, log_name: str, tmp_path: Path, is_killed: bool) -> None:
-    """Of an owner that is killed, in RocksDB; and of one that works on, in a dict: it is told that it is over."""
+    """A standby takes over from a killed owner in RocksDB, and from a working one in a dict, which learns so."""
     rig = real_rig(log_name, broker.bootstrap, tmp_path / "root")
     rig.create().close()
     chance, position = random.Random(), 0
@@ -79,7 +79,7 @@ def test_a_takeover_under_load(broker: Broker, log_name: str, tmp_path: Path, is
 
 @pytest.mark.soak
 def test_a_broker_that_restarts_under_a_standby(own_broker: OwnBroker, log_name: str, tmp_path: Path) -> None:
-    """The producer that it has made ahead is of before: the promotion opens all the same."""
+    """A promotion opens after a broker's restart, although the standby's spare producer is older."""
     rig = real_rig(log_name, own_broker.bootstrap, tmp_path / "root")
     rig.create().close()
     tables = TableRig(rig, None)

@@ -27,7 +27,7 @@ SIZE_BYTES = 1 << 20
 
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A file system of one mebibyte."""
+    """Yield a file system of one mebibyte."""
     directory = tmp_path / "disk"
     directory.mkdir()
     mount = ["mount", "-t", "tmpfs", "-o", f"size={SIZE_BYTES}", "tmpfs", str(directory)]
@@ -46,7 +46,7 @@ def _names(directory: Path) -> set[str]:
 
 
 def test_a_create_on_a_full_disk_leaves_no_trace(small_disk: Path) -> None:
-    """StorageFull, no name and no temporary file; what was there stands, and with space the same call succeeds."""
+    """A create on a full disk is StorageFull, without a name or temporary file; with space the same call succeeds."""
     store = LocalStore(small_disk, "orders")
     store.put_if_absent("manifests/1", b"x" * (SIZE_BYTES // 2))
     with pytest.raises(StorageFull) as caught:
@@ -69,7 +69,7 @@ def test_a_replace_on_a_full_disk_keeps_the_old_file(small_disk: Path) -> None:
 
 
 def test_an_upload_on_a_full_disk_leaves_no_trace(small_disk: Path, tmp_path: Path) -> None:
-    """A run that does not fit is StorageFull, and nothing of it stays to take space."""
+    """A run that does not fit is StorageFull, and no part of it stays to take space."""
     run = tmp_path / "run"
     run.write_bytes(b"z" * (2 * SIZE_BYTES))
     store = LocalStore(small_disk, "orders")
@@ -81,7 +81,7 @@ def test_an_upload_on_a_full_disk_leaves_no_trace(small_disk: Path, tmp_path: Pa
 
 
 def test_a_download_to_a_full_disk_leaves_no_trace(small_disk: Path, tmp_path: Path) -> None:
-    """The local side's full disk is StorageFull too, without a torn copy."""
+    """A download to a full local disk is StorageFull too, without a torn copy."""
     store = LocalStore(tmp_path / "store", "orders")
     store.put("runs/a", b"z" * (2 * SIZE_BYTES))
     with pytest.raises(StorageFull):
@@ -90,7 +90,7 @@ def test_a_download_to_a_full_disk_leaves_no_trace(small_disk: Path, tmp_path: P
 
 
 def test_check_of_a_full_disk_says_full(small_disk: Path) -> None:
-    """A full disk is told as such at open, not as an unsafe store."""
+    """A full disk is StorageFull at open, not an unsafe store."""
     (small_disk / "filler").write_bytes(b"f" * SIZE_BYTES)
     with pytest.raises(StorageFull):
         LocalStore(small_disk, "orders").check()
@@ -109,7 +109,7 @@ def _log_on(disk: Path) -> Log:
 
 
 def test_a_full_store_can_still_be_recovered(small_disk: Path) -> None:
-    """The moment when somebody restores: no room for a lease costs the lease."""
+    """A full store can still be recovered: the missing room costs only the lease."""
     log = _log_on(small_disk)
     (small_disk / "filler").write_bytes(b"f" * (shutil.disk_usage(small_disk).free))
     with told(), recover(log) as recovery:
@@ -118,7 +118,7 @@ def test_a_full_store_can_still_be_recovered(small_disk: Path) -> None:
 
 
 def test_a_store_that_is_mounted_read_only_can_be_recovered(small_disk: Path) -> None:
-    """The system's own refusal costs the lease; whoever has to write is told StoreRefused."""
+    """On a store that is mounted read-only the refusal costs the lease; writers get StoreRefused."""
     log = _log_on(small_disk)
     subprocess.run(["mount", "-o", "remount,ro", str(small_disk)], check=True)
     with told(), recover(log) as recovery:
@@ -129,7 +129,7 @@ def test_a_store_that_is_mounted_read_only_can_be_recovered(small_disk: Path) ->
 
 
 def test_a_database_on_a_full_disk_leaves_no_trace(small_disk: Path) -> None:
-    """RocksDB's own word for a full disk is StorageFull, and nothing of the database stays to take space."""
+    """A full disk under RocksDB is StorageFull, and no part of the database stays to take space."""
     rig = history_rig()
     with Writer(rig.log, "w") as writer:
         rig.commit(writer, 1, [(b"k%d" % number, randbytes(SIZE_BYTES // 4)) for number in range(8)])
@@ -140,7 +140,10 @@ def test_a_database_on_a_full_disk_leaves_no_trace(small_disk: Path) -> None:
 
 
 def test_a_stream_that_fills_its_spill_directory_leaves_no_trace(small_disk: Path, tmp_path: Path) -> None:
-    """StorageFull with the directory, all of its space back, no lease; with a second directory the state comes out."""
+    """A full spill directory is StorageFull with its name, with its space back and no lease.
+
+    With a second directory the state comes out.
+    """
     rig = history_rig()
     with Writer(rig.log, "w") as writer:
         rig.commit(writer, 1, [(b"k%d" % number, randbytes(SIZE_BYTES // 16)) for number in range(48)])

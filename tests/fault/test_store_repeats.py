@@ -1,4 +1,4 @@
-"""What an S3 store answers for a moment only: repeated below the port, by the real client on a service that fails."""
+"""Momentary answers of an S3 store: repeated below the port, by the real client on a service that fails."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -21,7 +21,7 @@ TRIES = len(REPEAT_DELAYS_S) + 1
 
 
 class _Rig(NamedTuple):
-    """A service and a store on it, which does not really wait. `slept` are the pauses that it asked for, in seconds."""
+    """A service and a store on it, which does not really wait. `slept` are its requested pauses, in seconds."""
 
     service: FaultyS3
     store: FsspecStore
@@ -38,7 +38,7 @@ def _rig() -> Iterator[_Rig]:
 
 @pytest.fixture
 def rig(_rig: _Rig) -> _Rig:
-    """The module's rig with nothing but a run in the log's directory, and no fault."""
+    """Return the module's rig with only a run in the log's directory, and no fault."""
     _rig.service.faults.clear()
     for path in [info.path for info in _rig.store.list()]:
         _rig.store.delete(path)
@@ -50,19 +50,19 @@ def rig(_rig: _Rig) -> _Rig:
 
 @pytest.fixture
 def service(rig: _Rig) -> FaultyS3:
-    """The service."""
+    """Return the service."""
     return rig.service
 
 
 @pytest.fixture
 def store(rig: _Rig) -> FsspecStore:
-    """The store."""
+    """Return the store."""
     return rig.store
 
 
 @pytest.fixture
 def slept(rig: _Rig) -> list[float]:
-    """The pauses that were asked for, in seconds."""
+    """Return the requested pauses, in seconds."""
     return rig.slept
 
 
@@ -113,7 +113,7 @@ def _calls(store: FsspecStore, tmp_path: Path) -> dict[str, tuple[str, Callable[
 def test_a_moments_failure_is_not_heard_of(
     store: FsspecStore, service: FaultyS3, tmp_path: Path, name: str, status: int
 ) -> None:
-    """Every call of the port outlives one failed request, and one connection that broke."""
+    """Every call of the port survives one failed request, and one broken connection."""
     method, call = _calls(store, tmp_path)[name]
     service.faults.append(Told(method, status))
     call()
@@ -124,7 +124,7 @@ def test_a_moments_failure_is_not_heard_of(
 def test_a_failure_that_stays_is_unavailable(
     store: FsspecStore, service: FaultyS3, slept: list[float], tmp_path: Path, name: str
 ) -> None:
-    """The repeats are bounded, and paced; then it is StoreUnavailable, with what the store said."""
+    """A lasting failure is StoreUnavailable with the store's words, after bounded and paced repeats."""
     method, call = _calls(store, tmp_path)[name]
     service.faults += [Told(method, 503)] * 100
     with pytest.raises(StoreUnavailable, match=r"503|ServiceUnavailable|told to"):
@@ -134,7 +134,7 @@ def test_a_failure_that_stays_is_unavailable(
 
 
 def test_a_refusal_is_told_at_once(store: FsspecStore, service: FaultyS3, slept: list[float]) -> None:
-    """Access that is denied stays denied: no repeat, no pause."""
+    """Denied access is StoreRefused at once: no repeat, no pause."""
     service.faults += [Told("PUT", 403)]
     with pytest.raises(StatelogError):
         store.put("leases/a", b"x")
@@ -144,7 +144,7 @@ def test_a_refusal_is_told_at_once(store: FsspecStore, service: FaultyS3, slept:
 
 @pytest.mark.parametrize("status", [500, BROKEN])
 def test_a_create_that_landed_before_its_failure(store: FsspecStore, service: FaultyS3, status: int) -> None:
-    """The repeat finds the file: AlreadyExists, with our bytes in it, which the caller compares."""
+    """The repeat of a create that landed before its failure is AlreadyExists, with our bytes to compare."""
     service.faults.append(Told("PUT", status, after=True))
     with pytest.raises(AlreadyExists):
         store.put_if_absent("manifests/1", b"ours")
@@ -153,7 +153,7 @@ def test_a_create_that_landed_before_its_failure(store: FsspecStore, service: Fa
 
 @pytest.mark.parametrize("status", [500, BROKEN])
 def test_a_manifest_that_landed_before_its_failure_is_ours(store: FsspecStore, service: FaultyS3, status: int) -> None:
-    """The chain tells by the nonce that its put won, although the store said first that it failed and then "exists"."""
+    """A manifest's put that landed, though the store reported a failure and then "exists", wins by its nonce."""
     service.faults.append(Told("PUT", status, after=True, part="manifests/"))
     assert _chain(store).put(first_manifest())
     assert service.faults == []

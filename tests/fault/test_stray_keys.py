@@ -1,5 +1,6 @@
-"""A key in a key group that is not its own, as a program with another hash may leave it: no lookup finds it, so it is
-damage, wherever it is read whole.
+"""A key in a foreign key group, as a program with another hash may leave it: no lookup finds it, so it is damage.
+
+Every complete read detects it.
 """
 
 from collections.abc import Generator
@@ -28,20 +29,20 @@ WHAT = "a key lies in a key group that is not its own"
 
 @pytest.fixture
 def rig() -> LogRig:
-    """A log on twins."""
+    """Return a log on twins."""
     return twin_rig("log")
 
 
 @contextmanager
 def _by_another_rule() -> Generator[None]:
-    """What is written in here goes into the next key group, and what is read is not compared."""
+    """Write within the block into the next key group, and compare nothing at reads."""
     own = Descriptor.key_groups_of
 
     def other(self: Descriptor, keys: pa.Array) -> Any:
         return ((own(self, keys) + 1) % self.key_groups).astype(np.uint16)
 
     def unchecked(_: Descriptor, changes: pa.Table, *__: object, **___: object) -> pa.Table:
-        """Nothing is compared."""
+        """Return the changes without a comparison."""
         return changes
 
     with pytest.MonkeyPatch.context() as patch:
@@ -62,7 +63,10 @@ def _found(rig: LogRig, *, deep: bool = True) -> dict[str, Finding]:
 
 @pytest.mark.usefixtures("busy_ledger")
 def test_a_stray_key_of_the_tail_is_damage(rig: LogRig, tmp_path: Path) -> None:
-    """A round and a verification stop, and name the key; a deep look names the chunk; without it the log goes on."""
+    """A stray key of the tail stops a round and a verification, which name it; a deep check names the chunk.
+
+    Without the key the log goes on.
+    """
     with rig.create(partitions=1) as log:
         _write(log, b"good")
         with _by_another_rule():
@@ -88,8 +92,9 @@ def test_a_stray_key_of_the_tail_is_damage(rig: LogRig, tmp_path: Path) -> None:
 
 
 def test_a_stray_key_of_a_snapshot_is_damage(rig: LogRig, tmp_path: Path) -> None:
-    """A run that an older release took in is found by a deep look, by a verification, and by the next round, which
-    then removes nothing.
+    """A stray key of a snapshot, from an older release, is found by a deep check, a verification, and the next round.
+
+    The round then removes nothing.
     """
     with rig.create() as log:
         with _by_another_rule():
@@ -125,7 +130,7 @@ def test_key_groups_that_callers_name_are_theirs(rig: LogRig, tmp_path: Path) ->
     "keys", [{"key_type": "long"}, {"key_type": "string"}, {"hash_rule": "crc32-prefix", "prefix_bytes": 2}]
 )
 def test_what_a_writer_writes_is_no_stray(rig: LogRig, tmp_path: Path, keys: dict[str, Any]) -> None:
-    """By whichever rule a log hashes its keys, its own writers keep it, through rounds and merges."""
+    """A log's own writers keep its hash rule, through rounds and merges."""
     with rig.create(**keys) as log:
         for turn in range(3):
             rows: list[Any] = [turn * 100 + number for number in range(100)]

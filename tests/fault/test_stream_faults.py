@@ -1,4 +1,4 @@
-"""Streams against damage, full disks and readers that go away: the state, a typed error, and nothing left behind."""
+"""Streams against damage, full disks and vanishing readers: the state, a typed error, and nothing left behind."""
 
 import gc
 import json
@@ -69,7 +69,7 @@ class _Twins(HistoryTwins):
         return recover(self.log, settings=self.settings)
 
     def assert_nothing_left(self) -> None:
-        """No lease, no file, no thread, and no file that is open in the spill directory."""
+        """Check that no lease, no file, no thread, and no open file of the spill directory is left."""
         assert list_leases(MemoryStore(self.disk, "rig")) == []
         assert list(self.directory.iterdir()) == []
         assert [thread for thread in threading.enumerate() if thread.name.startswith("statelog")] == []
@@ -79,18 +79,18 @@ class _Twins(HistoryTwins):
 
 @pytest.fixture
 def twins(tmp_path: Path) -> _Twins:
-    """Fresh ones, with a spill directory."""
+    """Return fresh twins, with a spill directory."""
     directory = tmp_path / "spill"
     directory.mkdir()
     return _Twins(directory)
 
 
-# ---- who goes away
+# ---- readers that vanish
 
 
 @pytest.mark.parametrize("waits", [False, True])
 def test_a_reader_that_fails_leaves_nothing(twins: _Twins, *, waits: bool) -> None:
-    """An error of the callback is raised as it is, in the middle of the fetch or of the drain."""
+    """An error of the callback is raised unchanged, in the middle of the fetch or of the drain."""
     stream = twins.recover().stream()
 
     def fail(_: Portion) -> None:
@@ -103,7 +103,7 @@ def test_a_reader_that_fails_leaves_nothing(twins: _Twins, *, waits: bool) -> No
 
 
 def test_ctrl_c_leaves_nothing(twins: _Twins) -> None:
-    """A follower that is interrupted while it waits for a commit ends with KeyboardInterrupt, and is gone."""
+    """A follower that is interrupted while it waits for a commit ends with KeyboardInterrupt, and leaves nothing."""
     ctrl_c = threading.Timer(0.05, os.kill, (os.getpid(), signal.SIGINT))
     stream = twins.recover().follow(poll_s=0.01)
 
@@ -125,7 +125,7 @@ def test_ctrl_c_leaves_nothing(twins: _Twins) -> None:
 def test_a_portion_that_was_not_handed_out_comes_again(
     twins: _Twins, owner: Any, step: str, error: type[BaseException], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Ctrl-C, or an error of a report, in the middle of every other take: who goes on misses nothing."""
+    """A portion that Ctrl-C or a report's error kept from the reader comes again, in the middle of every other take."""
     work, calls = getattr(owner, step), count()
 
     def breaking(*args: Any) -> Any:
@@ -150,18 +150,18 @@ def test_a_portion_that_was_not_handed_out_comes_again(
 
 
 def test_a_stream_that_is_dropped_leaves_nothing(twins: _Twins) -> None:
-    """A loop that is left half way, and whose stream nobody holds, ends as if the stream had been closed."""
+    """A stream whose loop stops half way, and that nobody references, ends as if it had been closed."""
     recovery = twins.recover()
     for _ in recovery.stream():
         break
     gc.collect()
-    recovery.close()  # Waits for the thread, which is on its way out.
+    recovery.close()  # This waits for the thread, which is ending.
     twins.assert_nothing_left()
     assert recovery.to_dict() == twins.expected
 
 
 def test_a_recovery_that_is_left_closes_its_stream(twins: _Twins) -> None:
-    """The context of the recovery is enough, and the closed stream says that it is closed."""
+    """The context of a recovery closes its stream, which then says that it is closed."""
     with twins.recover() as recovery:
         stream = recovery.stream()
         stream.take()
@@ -176,11 +176,11 @@ def test_a_recovery_that_is_left_closes_its_stream(twins: _Twins) -> None:
         pass
 
 
-# ---- what fails
+# ---- failures
 
 
 def test_a_full_disk_is_told(twins: _Twins, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A spill directory that is full ends the stream with StorageFull, and nothing is left."""
+    """A full spill directory ends the stream with StorageFull, and nothing is left."""
 
     def full(*_: object) -> int:
         raise OSError(28, "No space left on device")
@@ -194,7 +194,7 @@ def test_a_full_disk_is_told(twins: _Twins, monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_a_full_disk_may_be_waited_for(twins: _Twins) -> None:
-    """A stream that waits for room brings everything to a slow reader, whose state is larger than memory and disk."""
+    """A stream that waits for room brings everything to a slow reader, whose state exceeds memory and disk."""
     disks, reader = Disks(room_bytes=200_000), Reader()
     settings = replace(twins.settings, waits_for_room=True, fold_bytes=1 << 20)
     with Environment(open_spill_file=disks.open).run(recover, twins.log, settings=settings).stream() as stream:
@@ -207,7 +207,7 @@ def test_a_full_disk_may_be_waited_for(twins: _Twins) -> None:
 
 
 def test_directories_that_cannot_be_used_leave_no_lease(twins: _Twins) -> None:
-    """ConfigError comes before the thread, and takes the lease with it."""
+    """Unusable directories are ConfigError before the thread starts, and leave no lease."""
     twins.settings = replace(twins.settings, spill_directories=())
     with pytest.raises(ConfigError):
         twins.recover().stream()
@@ -215,7 +215,7 @@ def test_directories_that_cannot_be_used_leave_no_lease(twins: _Twins) -> None:
 
 
 def test_without_room_for_a_thread_there_is_no_lease(twins: _Twins) -> None:
-    """A stream that could not begin to read leaves nothing, and no warning that it was not closed."""
+    """A stream that could not start its thread leaves nothing, and no warning that it was not closed."""
 
     def full(_: object) -> None:
         raise RuntimeError("can't start new thread")
@@ -242,7 +242,7 @@ def _store_gone(twins: _Twins) -> None:
 def test_what_reading_raises_is_raised_to_the_reader(
     twins: _Twins, damage: Callable[[_Twins], None], kind: type[StatelogError]
 ) -> None:
-    """The error of the fetching thread is the stream's, and nothing of the state came out before it."""
+    """The fetching thread's error is the stream's, and no part of the state came out before it."""
     damage(twins)
     seen: list[Portion] = []
     with pytest.raises(kind) as caught:
@@ -253,13 +253,13 @@ def test_what_reading_raises_is_raised_to_the_reader(
 
 
 def _damage_end(twins: _Twins, snapshot: int) -> None:
-    """Flip a bit in the last row group of a snapshot's run: all others are read before."""
+    """Flip a bit in the last row group of a snapshot's run: all others are read before it."""
     run = twins.rig.manifests[snapshot].runs[0]
     twins.disk.flip_byte(f"rig/{run.path}", run.index.row_groups[-1].offset)
 
 
 def test_a_snapshot_that_fails_half_way_is_gone_around(twins: _Twins, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Rows that came out are not repeated: an older snapshot and a longer tail go on behind them, in the same state."""
+    """A snapshot that fails half way is replaced by an older one and a longer tail; no row is repeated."""
     monkeypatch.setattr(run_reader, "PIECE_BYTES", 1)
     _damage_end(twins, 1)
     reader, expected = Reader(), twins.expected
@@ -276,7 +276,7 @@ def test_a_snapshot_that_fails_half_way_is_gone_around(twins: _Twins, monkeypatc
 
 
 def test_a_state_without_a_way_around_says_how_far_it_went(twins: _Twins, monkeypatch: pytest.MonkeyPatch) -> None:
-    """If nothing replaces a damaged run, its error ends the stream, and the place says that the state is not whole."""
+    """Without a replacement a damaged run's error ends the stream, and the cursor says that the state is not whole."""
     monkeypatch.setattr(run_reader, "PIECE_BYTES", 1)
     _damage_end(twins, 1)
     twins.rig.drop(twins.rig.manifests[0])
@@ -291,7 +291,7 @@ def test_a_state_without_a_way_around_says_how_far_it_went(twins: _Twins, monkey
 
 
 def test_a_target_that_moved_on_before_the_first_row(twins: _Twins) -> None:
-    """A log that is truncated between plan and reading costs a new plan, and the newer state comes out."""
+    """A log that is truncated between plan and read costs a new plan, and the newer state comes out."""
     recovery, reader = twins.recover(), Reader()
     recovery.close()
     with Writer(twins.log, "w") as writer:
@@ -309,7 +309,7 @@ def test_a_target_that_moved_on_before_the_first_row(twins: _Twins) -> None:
 
 
 def test_what_is_pending_is_the_rest_and_outlives_the_stream(twins: _Twins) -> None:
-    """What was applied and what is pending add up to the state, at any moment, also after the stream was closed."""
+    """Applied and pending changes add up to the state, at any moment, also after the stream was closed."""
     reader = Reader()
     stream = twins.recover().stream()
     assert stream.wait_fetched(_PATIENCE_S)
@@ -333,7 +333,7 @@ def test_what_is_pending_is_the_rest_and_outlives_the_stream(twins: _Twins) -> N
 
 
 def test_a_place_is_of_one_log_and_one_format(twins: _Twins) -> None:
-    """A place in another log, of a newer statelog, or in no format of ours, is told; and it leaves no other choice."""
+    """A cursor of another log, of a newer statelog, or in a foreign format raises an error of its own."""
     applied = twins.recover().stream().apply(lambda _: None)
     with pytest.raises(IdentityChanged):
         recover(history_rig(name="other", kafka=MemoryKafka(cluster=twins.cluster)).log, resume=applied)
@@ -359,7 +359,7 @@ def test_a_place_is_of_one_log_and_one_format(twins: _Twins) -> None:
 
 
 def test_progress_and_numbers_of_a_stream(twins: _Twins) -> None:
-    """Reports come in the reader's thread and end with done; the numbers count what came out."""
+    """Reports come in the reader's thread and end with done; the numbers count the rows that came out."""
     seen: list[tuple[Progress, threading.Thread]] = []
     settings = replace(twins.settings, progress_interval_s=0)
     recovery = recover(

@@ -1,4 +1,4 @@
-"""Streams and forks: a child neither waits for a thread that is not there nor takes anything away from its parent."""
+"""Streams and forks: a child neither waits for a missing thread nor takes anything away from its parent."""
 
 import os
 import signal
@@ -22,7 +22,7 @@ _PATIENCE_S = 240.0
 
 
 def _wait(pid: int) -> str:
-    """The child's exit code, within its time."""
+    """Return the child's exit code, within its time."""
     ends_s = time.monotonic() + _CHILD_S
     while time.monotonic() < ends_s:
         found, status = os.waitpid(pid, os.WNOHANG)
@@ -35,8 +35,10 @@ def _wait(pid: int) -> str:
 
 
 def fork_of_a_stream() -> None:
-    """Fork in the middle of a write to the spill, while the fetching thread holds the queue's lock. The child ends as
-    any process does, through its exit handlers. Prints its exit code, or `hung` if it had to be killed.
+    """Fork in the middle of a write to the spill, while the fetching thread holds the queue's lock.
+
+    The child ends as any process does, through its exit handlers. Print its exit code, or `hung` if it had to be
+    killed.
     """
     writing, go_on, pwrite = threading.Event(), threading.Event(), os.pwrite
 
@@ -60,13 +62,13 @@ def fork_of_a_stream() -> None:
 
 
 def test_a_child_that_was_forked_in_the_middle_of_a_fetch_ends() -> None:
-    """Its exit handlers run to their end, although the fetching thread held the queue's lock at the fork."""
+    """A child's exit handlers run to their end, although the fetching thread held the queue's lock at the fork."""
     printed = output(fork_of_a_stream)
     assert printed.splitlines()[-1] == "0"
 
 
 def test_a_fork_leaves_its_parents_stream_and_lease_alone() -> None:
-    """In the child, closing does nothing and everything else is refused; the parent goes on as if nothing had been."""
+    """In the child, closing does nothing and every other call is refused; the parent goes on undisturbed."""
     rig, reader = history_rig(), Reader()
     with Writer(rig.log, "w") as writer:
         rig.commit(writer, 1, [(b"key-%d" % i, b"1") for i in range(100)])
@@ -76,7 +78,7 @@ def test_a_fork_leaves_its_parents_stream_and_lease_alone() -> None:
         (held,) = list_leases(rig.log.store)
 
         def child() -> None:
-            signal.alarm(10)  # Whatever hangs is killed.
+            signal.alarm(10)  # A hanging child is killed.
             stream.close()
             recovery.close()
             assert list_leases(rig.log.store) == [held]

@@ -1,7 +1,7 @@
 """SIGKILL of a table's process on a real broker: at every named point in turn, and at any moment under load.
 
-After every kill the next life finds the fold of the input up to the table's progress, which never goes back; in RocksDB
-it reads no more than what was committed behind its directory's place.
+After every kill the next incarnation finds the fold of the input up to the table's progress, which never goes back. In
+RocksDB it reads only commits behind its directory's position.
 """
 
 import random
@@ -38,7 +38,7 @@ def _arguments(rig: LogRig, directory: Path, local: str) -> list[str]:
 
 @pytest.mark.parametrize("backend", ["dict", "rocksdb"])
 def test_killed_at_every_named_point(broker: Broker, lives: Lives, log_name: str, tmp_path: Path, backend: str) -> None:
-    """Early and late; the last life comes to the end, and what it leaves is the fold of the whole input."""
+    """Killed at every named point, early and late, a table comes to the end with the fold of the whole input."""
     rig = real_rig(log_name, broker.bootstrap, tmp_path / "root")
     rig.create().close()
     local = tmp_path / "local" if backend == "rocksdb" else None
@@ -66,8 +66,9 @@ def test_killed_at_every_named_point(broker: Broker, lives: Lives, log_name: str
 def test_killed_while_it_loads(
     broker: Broker, lives: Lives, log_name: str, tmp_path: Path, backend: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A life on a snapshot, whose state is loaded while it works: the next goes on with what its directory lacks, also
-    where a run of the newest snapshot is gone, and it dies as it moves to the one before.
+    """A table killed while it loads a snapshot goes on with the part that its directory lacks.
+
+    This holds also where a run of the newest snapshot is missing, and the process dies as it moves to the one before.
     """
     monkeypatch.setitem(cast("dict[str, Any]", RunWriter.__init__.__kwdefaults__), "target_rows", 2)
     rig = real_rig(log_name, broker.bootstrap, tmp_path / "root")
@@ -95,7 +96,7 @@ def test_killed_while_it_loads(
 
 @contextmanager
 def _newest_runs_gone(rig: LogRig, tmp_path: Path) -> Generator[None]:
-    """The runs that a snapshot, made now, has and the one before has not, are gone meanwhile."""
+    """Yield while the runs that a new snapshot has, and the one before has not, are missing."""
     runs, aside = tmp_path / "root" / rig.name / "runs", tmp_path / "aside"
     known = set(runs.iterdir())
     TableRig(rig, None).roll_up(tmp_path)
@@ -110,7 +111,7 @@ def _newest_runs_gone(rig: LogRig, tmp_path: Path) -> Generator[None]:
 
 
 def test_killed_at_any_moment(broker: Broker, log_name: str, tmp_path: Path) -> None:
-    """From outside, while it works: exact after each of the kills."""
+    """A table killed from outside at any moment of its work is exact after each of the kills."""
     rig = real_rig(log_name, broker.bootstrap, tmp_path / "root")
     rig.create().close()
     local, chance, position = tmp_path / "local", random.Random(), 0

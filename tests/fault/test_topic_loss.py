@@ -1,5 +1,6 @@
-"""A log whose topics are gone: all are told, and it goes on as a copy of its newest snapshot. A log that release 0.1
-moved to new topics after such a loss is a log like any other.
+"""A log whose topics are deleted: every client raises, and it goes on as a copy of its newest snapshot.
+
+A log that release 0.1 moved to new topics after such a loss is a log like any other.
 """
 
 import re
@@ -44,7 +45,7 @@ pytestmark = pytest.mark.usefixtures("impatient")
 
 @pytest.fixture
 def twin(tmp_path: Path) -> TwinLog:
-    """A log with a snapshot, and with commits behind it that are not part of the model."""
+    """Return a log with a snapshot, and with commits behind it that are not part of the model."""
     return made(tmp_path)
 
 
@@ -63,12 +64,12 @@ moved = pytest.mark.parametrize("topics", [("log.ledger",), BOTH], ids=["ledger"
 
 
 def one_round(log: Log, twin: TwinLog, scratch: Path) -> RoundOutcome:
-    """A round now."""
+    """Run a round now."""
     return twin.environment.run(run_round, log, settings_for(scratch))
 
 
 def copied(twin: TwinLog, scratch: Path) -> Callable[[], Log]:
-    """What `statelog copy log copy --snapshot --finish` does, on the same cluster; and how the copy is opened."""
+    """Run `statelog copy log copy --snapshot --finish` on the same cluster; return a function that opens the copy."""
 
     def there() -> Where:
         return where_at(MemoryKafka(cluster=twin.cluster), MemoryStore(twin.disk, "copy"))
@@ -80,7 +81,7 @@ def copied(twin: TwinLog, scratch: Path) -> Callable[[], Log]:
 
 
 def go_on(twin: TwinLog, scratch: Path, door: Callable[[], Log], checkpoint: int = KEPT) -> None:
-    """Writers, rounds with truncation, and readers work, in other processes than the one that copied."""
+    """Run writers, rounds with truncation, and readers, in other processes than the copier's."""
     with door() as log:
         assert recover(log).to_dict() == twin.model
         with Writer(log, "writer", expect=checkpoint) as writer:
@@ -101,7 +102,7 @@ def go_on(twin: TwinLog, scratch: Path, door: Callable[[], Log], checkpoint: int
 
 @lost
 def test_it_is_loud_and_names_the_way_out(twin: TwinLog, strike: Callable[[TwinLog], None], tmp_path: Path) -> None:
-    """To who opens the log, and to who had it open. Nothing is accepted in place of the topics."""
+    """Lost topics raise and name the way out, at an open and for open logs. Nothing is accepted in their place."""
     who = {"reason": "somebody deleted the topics", "operator": "ann"}
     with twin.open() as log:
         log.recheck_s = 0.0
@@ -124,8 +125,9 @@ def test_it_is_loud_and_names_the_way_out(twin: TwinLog, strike: Callable[[TwinL
 def test_a_copy_goes_on_from_the_newest_snapshot(
     twin: TwinLog, strike: Callable[[TwinLog], None], tmp_path: Path
 ) -> None:
-    """The writer resumes at the snapshot's checkpoint, so that its source brings what was lost once more. What is left
-    of the log can be deleted, and a copy of the copy gets its name.
+    """A copy goes on from the newest snapshot: the writer resumes at its checkpoint, so its source repeats the loss.
+
+    The rest of the log can be deleted, and a copy of the copy gets its name.
     """
     strike(twin)
     door = copied(twin, tmp_path)
@@ -133,7 +135,7 @@ def test_a_copy_goes_on_from_the_newest_snapshot(
     Log.delete("log", Where(MemoryKafka(cluster=twin.cluster), MemoryStore(twin.disk, "log")))
     assert twin.disk.files("log/") == []
     go_on(twin, tmp_path, door, KEPT + 3)
-    for topic in BOTH:  # What somebody recreated is not the log's, and whose it is only its maker knows.
+    for topic in BOTH:  # A recreated topic is not the log's, and only its maker knows its owner.
         MemoryKafka(cluster=twin.cluster).delete_topic(topic)
     with door() as log:
         copy_log(log, "log", twin.where(), finish=True, settings=settings_for(tmp_path))
@@ -143,7 +145,7 @@ def test_a_copy_goes_on_from_the_newest_snapshot(
 @pytest.mark.usefixtures("busy_ledger")
 @lost
 def test_nobody_of_before_mixes_both(twin: TwinLog, strike: Callable[[TwinLog], None], tmp_path: Path) -> None:
-    """Writer, follower, stored handle and resumed stream: each is told, and changes nothing in the copy."""
+    """Writer, follower, stored handle and resumed stream of the old log each raise, and change nothing in the copy."""
     timed = Environment(clock=twin.clock)
     log = timed.run(twin.open)
     old = timed.run(Writer, log, "writer")
@@ -156,7 +158,7 @@ def test_nobody_of_before_mixes_both(twin: TwinLog, strike: Callable[[TwinLog], 
     go_on(twin, tmp_path, door)
     twin.now_s += 1.0
     with pytest.raises((Fenced, DataLoss, OutcomeUnknown, CommitRefused, PersistFailed)):
-        old.confirm(handle)  # A ledger that is left takes it: of the data topic only the next change tells.
+        old.confirm(handle)  # A remaining ledger takes it: only the next change reveals the missing data topic.
         old.put(b"more", b"v")
         old.commit(checkpoint_id=11)
     old.close()
@@ -171,7 +173,7 @@ def test_nobody_of_before_mixes_both(twin: TwinLog, strike: Callable[[TwinLog], 
 
 
 def test_without_a_snapshot_there_is_nothing_to_copy() -> None:
-    """The data topic says nothing without a ledger."""
+    """Without a snapshot nothing can be copied: the data topic says nothing without a ledger."""
     twin = TwinLog()
     twin.write({b"k": b"v"})
     gone("log.ledger")(twin)
@@ -180,7 +182,7 @@ def test_without_a_snapshot_there_is_nothing_to_copy() -> None:
 
 
 def test_a_snapshot_that_is_not_whole_makes_no_copy(twin: TwinLog, tmp_path: Path) -> None:
-    """Nothing else holds what was committed: the copy stays closed until the run is back."""
+    """The copy of an incomplete snapshot stays closed until the run is back: no other file holds the commits."""
     gone("log.ledger")(twin)
     store, path = MemoryStore(twin.disk, "log"), next(iter(twin.run_paths()))
     kept = store.read(path)
@@ -193,7 +195,7 @@ def test_a_snapshot_that_is_not_whole_makes_no_copy(twin: TwinLog, tmp_path: Pat
 
 @pytest.mark.parametrize("entry", ["reader", "round", "writer"])
 def test_nobody_reads_a_new_ledger_from_a_snapshot_of_the_old_one(twin: TwinLog, entry: str, tmp_path: Path) -> None:
-    """All that is asked first was asked in time; the ledger is replaced right before it is read."""
+    """A new ledger that replaces the old one right before its read, after all checks, is refused."""
 
     read_to = History.read_to
 
@@ -215,7 +217,7 @@ def test_nobody_reads_a_new_ledger_from_a_snapshot_of_the_old_one(twin: TwinLog,
 
 @pytest.mark.usefixtures("busy_ledger")
 def test_nobody_follows_a_new_ledger_from_a_state_of_the_old_one(twin: TwinLog) -> None:
-    """Its plan was made in time, and holds commits that are lost: it is told before it hears of any other."""
+    """A follower whose plan holds lost commits of the old ledger raises before any new one."""
     with twin.open() as log, recover(log) as late:
         LOSSES["ledger anew, and longer"](twin)
         with pytest.raises(IdentityChanged), late.follow(poll_s=0.01) as stream:
@@ -223,7 +225,7 @@ def test_nobody_follows_a_new_ledger_from_a_state_of_the_old_one(twin: TwinLog) 
 
 
 def test_somebody_else_s_manifests_are_not_gone_on_from(twin: TwinLog) -> None:
-    """The topics are as the log was made with, so it was never moved to others."""
+    """Somebody else's manifests are not continued: the topics are the original ones, so the log was never moved."""
     with twin.open() as log:
         stored = log.manifests.read(1)
         identity = replace(log.descriptor.identity, ledger_topic_id="another")
@@ -238,7 +240,7 @@ def test_somebody_else_s_manifests_are_not_gone_on_from(twin: TwinLog) -> None:
 
 @moved
 def test_a_log_that_was_moved_goes_on(twin: TwinLog, topics: tuple[str, ...], tmp_path: Path) -> None:
-    """On the topics that its newest manifest names; and from there on as a copy, if those are lost, too."""
+    """A moved log goes on on the topics that its newest manifest names, and as a copy if they are lost, too."""
     move(twin, *topics)
     go_on(twin, tmp_path, twin.open)
     gone(*topics)(twin)
@@ -248,7 +250,7 @@ def test_a_log_that_was_moved_goes_on(twin: TwinLog, topics: tuple[str, ...], tm
 
 
 def test_states_of_before_are_held_no_more(twin: TwinLog, tmp_path: Path) -> None:
-    """Their positions are others now; the log says from where on it holds states."""
+    """Earlier states, whose positions have changed, are refused; the log says from where on it holds states."""
     with twin.open() as log:
         position = log.manifests.read(1).position
     move(twin, "log.ledger")
@@ -263,7 +265,7 @@ def test_states_of_before_are_held_no_more(twin: TwinLog, tmp_path: Path) -> Non
 
 
 def test_a_kept_data_topic_s_chunks_bear_no_witness_against_a_new_ledger(twin: TwinLog, tmp_path: Path) -> None:
-    """A task that was slow to die had sent a chunk that had seen more of the old ledger than the new one holds."""
+    """A late chunk that names a higher position of the old ledger is no witness against the new one."""
     with twin.open() as log:
         zombie = Writer(log, "writer")
         for i in range(90):
@@ -280,7 +282,7 @@ def test_a_kept_data_topic_s_chunks_bear_no_witness_against_a_new_ledger(twin: T
 
 
 def test_the_first_snapshot_of_a_new_ledger_is_of_the_chain(twin: TwinLog, tmp_path: Path) -> None:
-    """Rounds that keep it beside the last one of the old ledger clean up."""
+    """Rounds clean up with a new ledger's first snapshot next to the old one's last."""
     move(twin, "log.ledger")
     with twin.open() as log, Writer(log, "writer") as writer:
         writer.put(b"new", b"v")
@@ -295,7 +297,7 @@ def test_the_first_snapshot_of_a_new_ledger_is_of_the_chain(twin: TwinLog, tmp_p
 
 
 def test_a_deletion_finds_the_new_topics(twin: TwinLog) -> None:
-    """They are the log's own."""
+    """A deletion finds the new topics, which are the log's own."""
     move(twin, *BOTH)
     kafka = MemoryKafka(cluster=twin.cluster)
     Log.delete("log", Where(kafka, MemoryStore(twin.disk, "log")))
@@ -303,11 +305,11 @@ def test_a_deletion_finds_the_new_topics(twin: TwinLog) -> None:
 
 
 def test_a_deletion_that_died_between_the_new_topics_goes_on(twin: TwinLog) -> None:
-    """One of them is gone, and the other one is the log's all the same: a log of this name can be made again."""
+    """A deletion that died between the new topics goes on, and a log of this name can be made again."""
     move(twin, *BOTH)
 
     class Dying(MemoryKafka):
-        """Its process dies before it deletes the ledger."""
+        """A Kafka port whose process dies before it deletes the ledger."""
 
         def delete_topic(self, topic: str) -> None:
             if topic == "log.ledger":
@@ -324,7 +326,7 @@ def test_a_deletion_that_died_between_the_new_topics_goes_on(twin: TwinLog) -> N
 
 
 def test_a_deletion_reads_each_manifest_once(twin: TwinLog) -> None:
-    """Neither topic is one that the descriptor names: what manifests say of them is asked for both together."""
+    """A deletion reads each manifest once, for both topics together: the descriptor names neither."""
     anew(*BOTH)(twin)
     asked = list[str]()
 
@@ -340,10 +342,13 @@ def test_a_deletion_reads_each_manifest_once(twin: TwinLog) -> None:
 
 
 def test_a_deletion_ends_on_a_store_that_lists_what_is_gone(twin: TwinLog) -> None:
-    """A file server keeps what some process holds open, under a name of its own: who deletes the log is told of it."""
+    """A deletion on a store that lists deleted files ends with an error for its caller.
+
+    A file server retains a file that some process holds open, under a name of its own.
+    """
 
     class Keeping(MemoryStore):
-        """Deletes no run."""
+        """A store that deletes no run."""
 
         def delete(self, path: str) -> None:
             if not path.startswith("runs"):

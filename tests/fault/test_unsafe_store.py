@@ -22,7 +22,7 @@ def _twin(tmp_path: Path, snapshots: int) -> TwinLog:
 
 
 def test_a_store_that_stopped_refusing_is_found_before_a_manifest_is_put(tmp_path: Path) -> None:
-    """Of two materializers that start on it, one in the middle of the other's round, neither wins a slot or deletes."""
+    """Of two materializers on such a store, one in the middle of the other's round, neither wins a slot or deletes."""
     twin = _twin(tmp_path, 3)
     files = {info.path: info for info in twin.disk.files("log/manifests/")}
     twin.disk.honours_absence = False
@@ -40,7 +40,7 @@ def test_a_store_that_stopped_refusing_is_found_before_a_manifest_is_put(tmp_pat
 
 
 def test_the_proof_is_given_once_and_only_by_who_puts(tmp_path: Path) -> None:
-    """Rounds of one process create one probe between them; whoever writes or reads creates none."""
+    """Rounds of one process create one probe between them; other writers and readers create none."""
     twin, created = TwinLog(), list[str]()
 
     def note(method: str, path: str) -> None:

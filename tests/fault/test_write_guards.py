@@ -1,4 +1,4 @@
-"""The guards of the write path that nothing else reaches: each is one that a broken client, broker or caller meets."""
+"""Guards of the write path that no other test reaches: each one meets a broken client, broker or caller."""
 
 from collections.abc import Callable, Iterator
 from contextlib import closing
@@ -26,26 +26,26 @@ pytestmark = pytest.mark.filterwarnings("ignore::statelog.errors.UncommittedChan
 
 @pytest.fixture
 def rig() -> TwinRig:
-    """A log's two places, in memory."""
+    """Return a log's two places, in memory."""
     return twin_rig("l")
 
 
 @pytest.fixture
 def log(rig: TwinRig) -> Iterator[Log]:
-    """A new log of one partition."""
+    """Yield a new log of one partition."""
     with rig.create(partitions=1, key_groups=2) as created:
         yield created
 
 
 def _persisted(log: Log, name: str, key: bytes = b"k") -> Handle:
-    """A handle that a life of this writer persisted and did not commit."""
+    """Return a handle that an incarnation of this writer persisted and did not commit."""
     with Writer(log, name) as writer:
         writer.put(key, b"v")
         return writer.persist(1).result()
 
 
 def test_an_adopted_handle_whose_chunk_is_another_is_refused(rig: TwinRig, log: Log) -> None:
-    """What is there is read back before the commit, not believed from the handle."""
+    """An adopted handle's chunk is read back before the commit, not believed from the handle."""
     handle = _persisted(log, "w")
     rig.cluster.overwrite("l", 0, handle.entries[0].first_offset, b"somebody else's")
     with Writer(log, "w") as writer, pytest.raises(IncompleteChangeSet):
@@ -55,7 +55,7 @@ def test_an_adopted_handle_whose_chunk_is_another_is_refused(rig: TwinRig, log: 
 
 
 def test_another_writers_handle_is_refused(rig: TwinRig, log: Log) -> None:
-    """The ledger does not look at a handle's writer: who commits does."""
+    """Another writer's handle is refused by the committer: the ledger does not check a handle's writer."""
     handle = _persisted(log, "first")
     with Writer(log, "second") as writer:
         with pytest.raises(CheckpointMismatch, match="another writer"):
@@ -68,7 +68,7 @@ def test_another_writers_handle_is_refused(rig: TwinRig, log: Log) -> None:
 
 @pytest.mark.parametrize("quiet", [False, True])
 def test_another_checkpoints_handle_is_refused(rig: TwinRig, log: Log, quiet: bool) -> None:
-    """Under its own id or not at all, also if it holds nothing."""
+    """Another checkpoint's handle is refused, under its own id and any other, also if it is empty."""
     handle = _persisted(log, "w")
     if quiet:
         handle = replace(handle, steps=(Step(checkpoint_id=1),))
@@ -80,7 +80,7 @@ def test_another_checkpoints_handle_is_refused(rig: TwinRig, log: Log, quiet: bo
 
 
 def test_handles_of_two_lives_are_not_one_commit(rig: TwinRig, log: Log) -> None:
-    """A checkpoint has one nonce, so what two lives persisted is never one of them."""
+    """Handles of two incarnations are never one checkpoint, which has one nonce."""
     earlier = _persisted(log, "w")
     with Coordinator(log, "w") as coordinator:
         task = TaskWriter(log.kafka.producer(), coordinator.task(1), slot=0)
@@ -91,7 +91,7 @@ def test_handles_of_two_lives_are_not_one_commit(rig: TwinRig, log: Log) -> None
 
 
 def test_offsets_that_do_not_ascend_fail_the_change_set(log: Log, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Chunks of a partition are numbered in the order of sending; reports that say otherwise are not believed."""
+    """Reports whose offsets do not ascend in the order of sending fail the change set."""
     send = MemoryProducer.send
 
     def backwards(
@@ -108,7 +108,7 @@ def test_offsets_that_do_not_ascend_fail_the_change_set(log: Log, monkeypatch: p
 
 
 def test_after_a_failure_nothing_more_is_sent(log: Log) -> None:
-    """A change set behind one that failed can never count, so no byte of it goes out."""
+    """After a failure nothing more is sent: a change set behind a failed one can never count."""
     with Writer(log, "w") as writer:
         producer = log.kafka.producer()
         outbox = Outbox(producer, writer.grant, WriterSettings())
@@ -120,8 +120,9 @@ def test_after_a_failure_nothing_more_is_sent(log: Log) -> None:
 
 
 def test_a_failed_writer_says_why(log: Log) -> None:
-    """The error that failed it is the cause of all refusals that follow, without the frames that it came through; what
-    is none of our errors has told its own story.
+    """The error that failed a writer is the cause of all later refusals, without its frames.
+
+    A foreign error has already been raised by itself.
     """
     writer = Writer(log, "w")
     with Writer(log, "w") as newer:
@@ -146,8 +147,9 @@ def test_a_failed_writer_says_why(log: Log) -> None:
 def test_a_writer_goes_on_behind_a_loss_that_was_accepted_to_be_told_that_it_is_over(
     rig: TwinRig, log: Log, tmp_path: Path
 ) -> None:
-    """Its fold stops where a person accepted the loss, and goes on from the snapshot behind that: it is fenced, and
-    not the user of a client that is closed.
+    """A writer goes on behind an accepted loss to Fenced: its fold continues from the snapshot behind that.
+
+    It never raises that its client is closed.
     """
     with Writer(log, "idle") as idle, rig.open() as other:
         idle.commit()

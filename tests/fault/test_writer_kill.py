@@ -1,7 +1,7 @@
 """SIGKILL of a writer between every two steps of open, persist and commit, on a real broker.
 
-After every kill the next life starts from the log alone (and from the handle that the job kept), and in the end the
-state is exactly the fold of the source. The committed position never goes back on the way.
+After every kill the next incarnation starts from the log alone (and from the job's stored handle). In the end the state
+is exactly the fold of the source. The committed position never goes back on the way.
 """
 
 import signal
@@ -20,13 +20,13 @@ END = 1_000
 
 
 def live(lives: Lives, rig: LogRig, bootstrap: str, directory: Path, point: str, times: int) -> int:
-    """One life of the doomed writer; returns its exit code, -SIGKILL if it killed itself."""
+    """Run one incarnation of the doomed writer; return its exit code, -SIGKILL if it killed itself."""
     places = (directory / "root", directory / "kept")
     return lives.live(writer_life, rig.name, bootstrap, *places, point, times, END)
 
 
 def committed(rig: LogRig) -> int:
-    """The source position that the log names."""
+    """Return the source position that the log names."""
     with rig.open() as log:
         last = log.history.read().state.commits.get("doomed")
     return int(last.metadata["position"]) if last else 0
@@ -34,7 +34,7 @@ def committed(rig: LogRig) -> int:
 
 @pytest.mark.broker
 def test_killed_at_every_named_point(broker: Broker, lives: Lives, log_name: str, tmp_path: Path) -> None:
-    """Killed at each point in turn, early and late, the copy ends exact."""
+    """A copy by writers that are killed at each point in turn, early and late, ends exact."""
     rig = real_rig(log_name, broker.bootstrap, tmp_path / "root")
     rig.create().close()
     position = 0
@@ -57,7 +57,7 @@ def test_killed_at_every_named_point(broker: Broker, lives: Lives, log_name: str
 def test_broker_killed_and_restarted_under_load(
     own_broker: OwnBroker, lives: Lives, log_name: str, tmp_path: Path
 ) -> None:
-    """A broker that dies under a writer costs time or, loudly, that writer; no acknowledged commit is lost."""
+    """A broker that dies under a writer costs time or, with an error, that writer; no acknowledged commit is lost."""
     rig = real_rig(log_name, own_broker.bootstrap, tmp_path / "root")
     rig.create().close()
     places = (tmp_path / "root", tmp_path / "kept")
