@@ -212,7 +212,7 @@ def test_rounds_that_stopped_are_told_of_long_before(aging: Aging, tmp_path: Pat
     aging.pass_days(3)
     assert aging.read() == aging.model
     aging.pass_days(1)
-    with told("committed 96 h 0 min ago is in no snapshot, and Kafka deletes records after 168 h"):
+    with told("a commit of 96 h 0 min ago is in no snapshot, and Kafka deletes records after 168 h"):
         assert aging.read() == aging.model
     (alarm,) = alarms(aging.roll_up(tmp_path))
     assert (alarm["age_s"], alarm["retention_s"], alarm["is_gone"]) == (4 * DAY_S, 7 * DAY_S, False)

@@ -52,7 +52,7 @@ def test_get_reads_keys_now_and_earlier(shell: Shell) -> None:
     }
     assert shell.run("get", shell.name, "b", "--at-least", earlier, "--no-lease").stdout == "2\n"
     ahead = shell.json("get", shell.name, "b", "--at-least", 100_000, code=4)
-    assert ahead["hint"].startswith("Check the position: if it came from a commit, an old leader may have answered")
+    assert ahead["hint"].startswith("Check the position. If it came from a commit, try again")
     for wrong in (("--key-group", 3), ("--barrier", "--at-position", 1)):
         assert shell.json("get", shell.name, "b", *wrong, code=2)["error"] == "ConfigError"
 

@@ -1,6 +1,6 @@
-"""Reading: the one way behind a position of a log. Between `log` and the rooms that write, fold, recover, serve.
+"""Reading: the one way to read a log after a position. Between `log` and the rooms that write, fold, recover, serve.
 
-This is its face for the other rooms; a program meets it as `statelog.recovery`.
+Programs use it through `statelog.recovery`.
 """
 
 from statelog.reading.aging import (
@@ -61,7 +61,7 @@ from statelog.reading.planner import (
     folded_at,
     plan_changes,
     plan_of,
-    planned_anew,
+    retry_planning,
     warn_if_aged,
 )
 from statelog.reading.replay import (
@@ -140,9 +140,9 @@ __all__ = [
     "place_at",
     "plan_changes",
     "plan_of",
-    "planned_anew",
     "remove_subscription",
     "replay",
+    "retry_planning",
     "select_key_groups",
     "verify_handle",
     "wanted_key_groups",

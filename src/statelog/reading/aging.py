@@ -1,9 +1,9 @@
-"""Topics whose records Kafka deletes by their age: how old is what is still needed, and is that near the end?
+"""Aging: the age of records that are still needed, in topics whose records Kafka deletes by age.
 
-Rounds alarm, and readers warn, once a need has come half of the way (`ALARM_SHARE`). A round puts a manifest at least
-every eighth of it (`RENEW_SHARE`), whether there is anything new or not: so on a log that is idle, too, what the kept
-snapshots need stays young, and only rounds that stopped make it old. Decides nothing about what is lost: what has aged
-out is missed where it is read, as everything is.
+Rounds alarm, and readers warn, once a needed record has half of the retention's age (`ALARM_SHARE`). A round puts a
+manifest at least every eighth of it (`RENEW_SHARE`), even without news. So the needs of retained snapshots stay young
+on an idle log, too, and get old only if rounds stop. Nothing here decides what is lost: the reading of a deleted record
+detects that.
 """
 
 import logging
@@ -23,7 +23,7 @@ RENEW_SHARE = 1 / 8
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NeededRecord:
-    """A record that something still needs: the first one of a partition, or of the ledger."""
+    """The first needed record of a partition, or of the ledger. `held_by`: what needs it."""
 
     topic: str
     partition: int
@@ -33,7 +33,7 @@ class NeededRecord:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AgingRecord(NeededRecord):
-    """A need that is `age_s` old, where Kafka deletes records after `retention_s`; `is_gone`: it did."""
+    """A needed record of age `age_s`. Kafka deletes records after `retention_s`; `is_gone`: it was deleted."""
 
     age_s: float
     retention_s: float
@@ -41,15 +41,15 @@ class AgingRecord(NeededRecord):
 
     @property
     def is_alarming(self) -> bool:
-        """Whether it has come so far that somebody has to look."""
+        """Whether it is so old that an operator has to act."""
         return self.is_gone or self.age_s >= self.retention_s * ALARM_SHARE
 
 
 def oldest_need(log: Log, needs: list[NeededRecord], *, now_s: float, made_s: float) -> AgingRecord | None:
-    """The oldest of these needs; None if there is none, or Kafka keeps records for ever.
+    """Return the oldest needed record; None if there is none, or Kafka retains records for ever.
 
-    `made_s` is when the oldest snapshot that has any of them was made, for records without a time of the broker's.
-    Raises BrokerUnavailable.
+    `made_s`: when the oldest snapshot with such a need was made, for records without a broker's time. Raises
+    BrokerUnavailable.
     """
     retention_s = log.retention_s
     if retention_s is None:
@@ -72,22 +72,20 @@ def oldest_need(log: Log, needs: list[NeededRecord], *, now_s: float, made_s: fl
 
 
 def _times_s(log: Log, topic: str, offsets: Mapping[int, int]) -> dict[int, float]:
-    """The broker's time of one record of each partition, or a negative number; a partition is absent if it is gone."""
+    """Return the broker's time of a record of each partition, or a negative number. Deleted records are left out."""
     while offsets:
-        there = log.kafka.offsets(topic, sorted(offsets))
-        held = {p: offset for p, offset in offsets.items() if there[p].start <= offset}
-        with suppress(OffsetGone):  # Since it was asked: it is asked again.
+        available = log.kafka.offsets(topic, sorted(offsets))
+        held = {p: offset for p, offset in offsets.items() if available[p].start <= offset}
+        with suppress(OffsetGone):  # Deleted meanwhile: look up the starts again.
             found = records_at(log.kafka, topic, held)
             return {p: found[p].timestamp_ms / 1000 if p in found else -1.0 for p in held}  # A gap has no time.
     return {}
 
 
 def warn_of_age(log: Log, committed_ms: int, now_s: float) -> None:
-    """A log line for a reader, if the oldest commit that no snapshot holds nears the age at which Kafka deletes."""
+    """Warn a reader if the oldest commit that is in no snapshot nears the age at which Kafka deletes."""
     retention_s, age_s = log.retention_s, now_s - committed_ms / 1000
     if retention_s is not None and committed_ms >= 0 and age_s >= retention_s * ALARM_SHARE:
         age, limit = show_duration(age_s), show_duration(retention_s)
-        text = (
-            "%s: what was committed %s ago is in no snapshot, and Kafka deletes records after %s: run the materializer"
-        )
+        text = "%s: a commit of %s ago is in no snapshot, and Kafka deletes records after %s: run the materializer"
         _LOG.warning(text, log.name, age, limit)

@@ -1,12 +1,12 @@
-"""`CommittedChunk`: committed changes of a partition. `CarriedChanges`: those that ledger records carry, of a portion
+"""`CommittedChunk`: committed changes of a partition. `CarriedChanges`: the changes in ledger records, for a portion
 of a plan, by partition in commit order.
 
-Reads the ledger topic alone, once, and holds what it has read until it is handed out: a portion bounds that.
+It reads the ledger topic once, and holds all changes until they are handed out; a portion bounds them.
 
 Invariants:
-- A record counts if its hash is the one that was folded. Another one, or none, is a loss.
+- A record counts if its hash is the folded one. A different or missing record is a loss.
 - Only changes of the plan's partitions come out, each partition's in the order of the commits.
-- What is handed out before a commit's own chunks is all that earlier commits carried for its partition.
+- Before a commit's own chunks, all changes that earlier commits carry for its partition are handed out.
 """
 
 from collections import deque
@@ -31,10 +31,11 @@ from statelog.schemas.ledger.place import LastRecord
 
 
 class CommittedChunk(NamedTuple):
-    """The changes of a committed chunk, or of small ones that follow each other in their partition, the first of them
-    of the plan's commit number `commit`, in the record at `offset` of `topic`; as they were written: with the value
-    schema of `value_schema_id`. They keep at most `size_bytes` in memory: those of the records, because they may point
-    into one.
+    """The changes of a committed chunk, or of several small ones in a row, as they were written.
+
+    `commit` and `offset`: the plan's commit number and the record in `topic`, of the first chunk.
+    `value_schema_id`: the schema of the values.
+    `size_bytes`: the most memory that the changes hold: that of the records, because they may point into one.
     """
 
     topic: str
@@ -47,7 +48,7 @@ class CommittedChunk(NamedTuple):
 
 
 class CarriedChanges:
-    """What was read of a portion, by partition: `together`, or each commit's alone."""
+    """The changes that a portion's ledger records carry, by partition: `together`, or each commit's alone."""
 
     def __init__(
         self, log: Log, plan: ReplayPlan, change_schema: Callable[[int], pa.Schema], *, together: bool = True
@@ -66,20 +67,20 @@ class CarriedChanges:
             self._take(schema_id, dict(group), values)
 
     def before(self, partition: int, commit: int) -> Iterator[CommittedChunk]:
-        """Hand out what commits before this one carried for a partition."""
+        """Yield the changes that commits before this one carry for a partition."""
         pieces = self._pieces.get(partition)
         while pieces and pieces[0].commit < commit:
             yield pieces.popleft()
 
     def rest(self) -> Iterator[CommittedChunk]:
-        """Hand out all that is left."""
+        """Yield the remaining changes."""
         for partition in sorted(self._pieces):
             yield from self._pieces.pop(partition)
 
     # ---- read
 
     def _values(self, reader: Reader, stall_timeout_s: float) -> dict[int, bytes]:
-        """The records, by offset."""
+        """Read the records' values by offset, and compare their hashes."""
         topic, found = self._log.ledger_topic, dict[int, bytes]()
         wanted = {one.record.offset: one.record for one in self._plan.carried.values()}
         for start, end in joined([(offset, offset + 1) for offset in wanted]):
@@ -112,7 +113,7 @@ class CarriedChanges:
     def _split(
         self, schema_id: int, batch: pa.RecordBatch, numbers: NDArray[np.int64], carried: Mapping[int, Carried]
     ) -> None:
-        """Cut the changes by partition, and each partition's where chunks of the data topic come in between."""
+        """Cut the changes by partition, and a partition's changes where chunks of the data topic come in between."""
         descriptor, topic = self._log.descriptor, self._log.ledger_topic
         starts = partition_starts(descriptor.partitions, descriptor.key_groups)
         partitions = np.searchsorted(starts, numbers_of(batch.column(0)), side="right") - 1
@@ -134,8 +135,8 @@ class CarriedChanges:
     def _check_partitions(
         self, partitions: NDArray[np.int64], numbers: NDArray[np.int64], carried: Mapping[int, Carried]
     ) -> None:
-        """Raise CorruptChunk if a commit carries changes of other partitions than its head names: the fold judged by
-        those.
+        """Raise CorruptChunk if a commit carries changes of other partitions than its head names, by which the fold has
+        judged it.
         """
         width = self._log.descriptor.partitions
         found: dict[int, int] = {}
@@ -150,7 +151,7 @@ class CarriedChanges:
                 )
 
     def _cuts(self, partition: int, numbers: NDArray[np.int64]) -> list[tuple[int, int]]:
-        """Where a piece begins and ends: at each commit, or only where the data topic has one in between."""
+        """Return where pieces begin and end: at each commit, or only where the data topic has one in between."""
         if not self._together:
             points = (np.flatnonzero(np.diff(numbers)) + 1).tolist()
         else:

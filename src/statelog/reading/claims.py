@@ -1,16 +1,15 @@
-"""What readers hold, as it lies on the store: leases, and subscriptions.
+"""Claims: the files of leases and subscriptions on the store, by which readers hold a log.
 
-What holds, who may write the next file of a subscription and when the cap ends one is decided in
-`schemas.snapshot.claims`. A subscription is written before its reader checks its plan, moved as it commits, and ended
-by one more file.
+`schemas.snapshot.claims` decides which files hold, who may write a subscription's next file, and when the cap ends one.
+A subscription is written before its reader checks its plan, moved as the reader commits, and ended by one more file.
 
 Invariants:
-- The next file of a subscription is put if absent, and its nonce says whose it is. Only older ones from a listing taken
-  before that put are deleted: never the newest, and never the only one that holds. An end that was put below another
-  file, into a slot that was free again, is none, and is deleted.
-- If a listed file is gone and none after it was listed, the reader has moved meanwhile, and the listing is repeated.
-- A subscription that cannot be read is reported, never left out, because truncation must not pass it. A lease that
-  cannot be read holds nothing back, with a log line: its reader may have to plan again.
+- The next file of a subscription is put if absent, and its nonce says whose it is. Only older files of a listing from
+  before that put are deleted: never the newest, and never the only one that holds.
+- An end that was put below another file, into a slot that was free again, does not count, and is deleted.
+- If a listed file is missing and no later one was listed, the reader has moved meanwhile, and the listing is repeated.
+- An unreadable subscription is reported, never left out, because truncation must not pass it. An unreadable lease holds
+  nothing, with a log line: its reader may have to plan again.
 """
 
 import logging
@@ -40,11 +39,11 @@ from statelog.store.port import FileInfo, Store
 
 _LOG = logging.getLogger("statelog.log")
 _FOLDER = "subscriptions/"
-_LOOKS = 10
+_ATTEMPTS = 10
 
 
 class HeldLease(NamedTuple):
-    """A lease as it lies on the store. `modified_s` is the store's time of its last renewal; see `lease.expired`."""
+    """A lease on the store. `modified_s`: the store's time of its last renewal; see `lease.expired`."""
 
     lease: Lease
     modified_s: float
@@ -52,12 +51,12 @@ class HeldLease(NamedTuple):
 
     @property
     def created_s(self) -> float:
-        """The store's time when it was made."""
+        """The store's time at which it was made."""
         return self.lease.made_s(self.modified_s)
 
 
 class UnreadableSubscription(NamedTuple):
-    """A file that does not decode, or that a newer statelog wrote. Until it is removed, it holds everything."""
+    """A file that does not decode, or that a newer statelog wrote. It holds everything until it is removed."""
 
     reader: str
     number: int
@@ -67,7 +66,7 @@ class UnreadableSubscription(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoredSubscriptions:
-    """All files of all subscriptions, and those that cannot be read (files older than an ended one are ignored)."""
+    """All files of all subscriptions, and the unreadable ones (without those older than an end)."""
 
     files: tuple[SubscriptionFile, ...]
     unreadable: tuple[UnreadableSubscription, ...]
@@ -76,21 +75,21 @@ class StoredSubscriptions:
 def list_subscriptions(
     store: Store, reader: str | None = None, listed: Iterable[FileInfo] | None = None
 ) -> StoredSubscriptions:
-    """All subscriptions, or one reader's; `listed` was just listed of them. Raises StoreUnavailable, InvalidName."""
+    """Read all subscriptions, or one reader's. `listed`: a recent listing. Raises StoreUnavailable, InvalidName."""
     folder = _FOLDER if reader is None else subscription_path(reader, 1).removesuffix(f"{1:020d}.avro")
-    for _ in range(_LOOKS):
-        # Twice: a listing in no order can miss the file before a move and the one after it; moves are seconds apart.
+    for _ in range(_ATTEMPTS):
+        # Listed twice: an unordered listing can miss the files before and after a move. Moves are seconds apart.
         found = _read_all(store, (*(store.list(folder) if listed is None else listed), *store.list(folder)), reader)
         if found is not None:
             return found
         listed = None
     raise StoreUnavailable(
-        "subscriptions are listed, and then are not there", store=store.url, hint="Check the store, then retry"
+        "subscription files are listed, but cannot be found", store=store.url, hint="Check the store, then retry"
     )
 
 
 def _read_all(store: Store, found: Iterable[FileInfo], reader: str | None) -> StoredSubscriptions | None:
-    """All files, or None if one is gone and no later one of its reader was listed."""
+    """Read all files; None if one is missing and no later one of its reader was listed."""
     listed: dict[tuple[str, int], FileInfo] = {}
     for info in found:
         slot = subscription_slot(info.path)
@@ -114,25 +113,25 @@ def _read_all(store: Store, found: Iterable[FileInfo], reader: str | None) -> St
 
 
 def living(leases: Iterable[HeldLease], now_s: float, cap_s: float) -> list[HeldLease]:
-    """Those that still hold something back, at store time `now_s`; `cap_s` as `expired` takes it."""
+    """Return the leases that still hold at store time `now_s`; `cap_s` as `expired` takes it."""
     return [one for one in leases if not expired(one.lease, one.modified_s, now_s, cap_s)]
 
 
 def claims_of(log: Log, leases: Iterable[HeldLease], found: StoredSubscriptions) -> list[Claim]:
-    """What holds the log's truncation back: these leases, which live, and every subscription that has not ended."""
+    """Return what holds the log's truncation: these living leases, and every subscription that has not ended."""
     return [*(one.lease for one in leases), *holding(found.files, log.descriptor.identity)]
 
 
 def list_leases(store: Store, listed: Iterable[FileInfo] | None = None) -> list[HeldLease]:
-    """All leases on the store, or those that were listed, expired ones too, by path. Raises StoreUnavailable."""
+    """Read all leases on the store, or the listed ones, with expired ones, by path. Raises StoreUnavailable."""
     found: list[HeldLease] = []
     for info in sorted(store.list("leases/") if listed is None else listed):
         try:
             lease = Lease.from_bytes(store.read(info.path), info.path)
         except NotFound:
-            continue  # Its holder removed it since it was listed.
+            continue  # Its holder has removed it.
         except (Corrupt, UnknownFormat) as error:
-            _LOG.warning("a lease cannot be read and holds nothing back: %s", error)
+            _LOG.warning("a lease cannot be read, so it holds nothing: %s", error)
             continue
         found.append(HeldLease(lease, info.modified_s, info.path))
     return found
@@ -142,8 +141,9 @@ def list_leases(store: Store, listed: Iterable[FileInfo] | None = None) -> list[
 
 
 class HeldSubscription:
-    """One reading's subscription, of the process and the thread that reads. `holder_id` is in the reading's own
-    checkpoint; `holder` tells people who reads.
+    """The subscription of one reading, for the process and thread that reads.
+
+    `holder_id`: names the reading, and is in its own checkpoint. `holder`: names it for people.
     """
 
     def __init__(self, log: Log, reader: str, *, holder_id: str, holder: str) -> None:
@@ -155,22 +155,24 @@ class HeldSubscription:
         self._is_checked = False
 
     def newest(self) -> Subscription | None:
-        """How the reader's subscription stands, or None. Raises Corrupt if that cannot be read, StoreUnavailable."""
-        return self._look()[1]
+        """Return the reader's newest file, or None. Raises Corrupt if it cannot be read, StoreUnavailable."""
+        return self._read()[1]
 
     def hold(self, state: LedgerState, anchor: LastRecord | None, *, take_up: bool = False) -> Subscription:
-        """Hold the position of `state`; what was held before is released once this stands. Returns what was written.
+        """Hold the position of `state`, release the earlier one after that, and return the written file.
 
-        `anchor` is the ledger record below it. `take_up` says that the reading's checkpoint exists: from then on no
-        other reading takes its place. The first time, the log's start is checked again after the write. Raises
-        SubscriptionEnded, ReaderInUse, OffsetGone, InvalidName, StoreRefused, Unavailable, Corrupt.
+        `anchor`: the ledger record below the position.
+        `take_up`: the reading's checkpoint exists, so no other reading may replace it from now on.
+
+        The first call checks the log's start again after the write. Raises SubscriptionEnded, ReaderInUse, OffsetGone,
+        InvalidName, StoreRefused, Unavailable, Corrupt.
         """
-        for _ in range(_LOOKS):
-            numbers, newest = self._look()
+        for _ in range(_ATTEMPTS):
+            numbers, newest = self._read()
             check_holder(newest, self._holder_id)
             written = following(newest, self._wanted(state, anchor, take_up=take_up))
             if newest is not None and written.position < newest.position:
-                self._check_start(written)  # Of what is gone the state is worth nothing; what stands there may be.
+                self._check_start(written)  # A state below the log's start is useless; the newest file may be useful.
             if _put(self._log.store, written):
                 if not self._is_checked:
                     self._check_start(written)
@@ -178,10 +180,10 @@ class HeldSubscription:
                 for number in numbers:
                     self._log.store.delete(subscription_path(self._reader, number))
                 return written
-        raise StoreUnavailable("a subscription is written by others again and again", reader=self._reader)
+        raise StoreUnavailable("others keep writing the subscription", reader=self._reader)
 
-    def _look(self) -> tuple[list[int], Subscription | None]:
-        """The numbers there are, and the newest file."""
+    def _read(self) -> tuple[list[int], Subscription | None]:
+        """Return the numbers of all files, and the newest file."""
         found = list_subscriptions(self._log.store, self._reader)
         numbers = [one.subscription.number for one in found.files]
         newest = newest_files(found.files).get(self._reader)
@@ -214,7 +216,7 @@ class HeldSubscription:
         )
 
     def _check_start(self, written: Subscription) -> None:
-        """Check that the log still begins at or below what is held."""
+        """Raise OffsetGone if the log starts above the held position."""
         start = self._log.kafka.offsets(self._log.ledger_topic, [0])[0].start
         if start > written.position:
             raise OffsetGone(
@@ -223,7 +225,7 @@ class HeldSubscription:
                 reader=self._reader,
                 needed_offset=written.position,
                 log_start=start,
-                hint="It was truncated before the subscription stood: begin anew from a snapshot",
+                hint="Start again from a snapshot: the log was truncated before the subscription was valid",
             )
 
 
@@ -231,11 +233,11 @@ class HeldSubscription:
 
 
 def end_subscription(store: Store, newest: Subscription, reason: str, environment: Environment) -> bool:
-    """End a subscription, unless it stands at `newest` no more: then False. Raises StoreRefused, Unavailable."""
+    """End a subscription. Return False if a newer file than `newest` exists. Raises StoreRefused, Unavailable."""
     ended = replace(newest, number=newest.number + 1, nonce=environment.nonce(), ended=reason)
     if not _put(store, ended):
         return False
-    # Who moved it more than once has deleted what stood in this slot: then it was free again, and a later file counts.
+    # A reader that moved twice has deleted this slot's file, so the put may be below a later file.
     found = list_subscriptions(store, newest.reader)
     numbers = [one.subscription.number for one in found.files] + [one.number for one in found.unreadable]
     if max(numbers, default=0) > ended.number:
@@ -245,10 +247,11 @@ def end_subscription(store: Store, newest: Subscription, reason: str, environmen
 
 
 def remove_subscription(log: Log, reader: str, reason: str) -> Subscription:
-    """End the subscription of `reader`, even if it cannot be read, unless it has ended. Returns what it was. Raises
-    NotFound, InvalidName, StoreRefused, Unavailable.
+    """End the subscription of `reader`, readable or not, unless it has ended. Return its last file before.
+
+    Raises NotFound, InvalidName, StoreRefused, Unavailable.
     """
-    for _ in range(_LOOKS):
+    for _ in range(_ATTEMPTS):
         found = list_subscriptions(log.store, reader)
         newest = newest_files(found.files).get(reader)
         now = newest.subscription if newest else None
@@ -259,11 +262,11 @@ def remove_subscription(log: Log, reader: str, reason: str) -> Subscription:
             raise NotFound(f"there is no subscription of reader {reader}", log=log.name, reader=reader)
         if now.ended or end_subscription(log.store, now, reason, current_environment()):
             return now
-    raise StoreUnavailable("a subscription is written again and again while it is to be removed", reader=reader)
+    raise StoreUnavailable("the reader keeps writing the subscription that is to be removed", reader=reader)
 
 
 def _blank(reader: str, number: int, identity: LogIdentity, now_s: float) -> Subscription:
-    """A stand-in for a file that cannot be read."""
+    """Make a stand-in for a file that cannot be read."""
     return Subscription(
         reader=reader, number=number, nonce=bytes(16), identity=identity, holder_id="", holder="", is_taken_up=False,
         position=0, next_offsets={}, state=LedgerState(), anchor=None, created_s=now_s, moved_s=now_s,
@@ -271,7 +274,7 @@ def _blank(reader: str, number: int, identity: LogIdentity, now_s: float) -> Sub
 
 
 def _put(store: Store, subscription: Subscription) -> bool:
-    """Put a file if its slot is free. Returns whether the file there is ours."""
+    """Put a file if its slot is free. Return whether the file there is ours."""
 
     def is_ours() -> bool:
         return Subscription.from_bytes(store.read(subscription.path), subscription.path).nonce == subscription.nonce

@@ -1,22 +1,23 @@
-"""What keeps truncation and clean-up from what a reader needs: `Hold`, one lease, written, then looked at again; and
-`HeldPlan`, which plans a state, holds it, and plans it again if the log moved on.
+"""Holds, which keep truncation and clean-up from data that a reader needs. `Hold`: one lease, and a check under it.
+`HeldPlan`: plans a state, holds it, and plans it again if the log was truncated.
 
-What a lease says and when it has expired is decided in `schemas.snapshot.claims`. A subscription (`reading.claims`) is
-apart for a reason: it belongs to a reader's name and not to a process, holds while nobody runs, and moves by numbered
-files of which others may write the next; a lease is one file of one process, written over.
+`schemas.snapshot.claims` decides what a lease says and when it has expired. A subscription (`reading.claims`) belongs
+to a reader's name and not to a process, and holds while no process runs. It moves by numbered files, of which others
+may write the next; a lease is one file of one process, which overwrites it.
 
 Invariants:
-- The lease is written first, and only then is the plan checked: what the check finds stays as long as the lease does.
+- The lease is written first, and only then the plan is checked: what the check finds stays as long as the lease does.
   A failed check leaves no lease.
-- Who cannot, or does not want to, write to the store takes no lease, makes the same check, and truncation does not wait
-  for it. A store that refuses writes to us, or is full, costs the lease and a log line.
-- A lease is convenience, never safety. So a failed renewal is tolerated as long as the lease still stands, and a lease
-  that cannot be removed is left to expire. Each of them is a log line.
+- A reader that cannot, or does not want to, write to the store takes no lease, and truncation does not wait for it. It
+  makes the same check. A store that refuses our writes, or is full, costs the lease and a log line.
+- A lease is convenience, never safety. So a failed renewal is tolerated while the lease is valid, and a lease that
+  cannot be removed expires. Each gives a log line.
 - A lease is capped by its age, so that a stuck reader cannot hold a log indefinitely.
-- A plan that was only made holds nothing, and nothing lies on the store for it: facts cost no lease.
-- Once something of a state was shown or handed out, no other position is ever planned.
-- If the log is truncated under a plan, it is made again, a bounded number of times. A damaged snapshot costs a log line
-  and a longer replay, if the log reaches back; else it is the error. A damaged local copy costs a new plan, and no try.
+- A plan that was only made holds nothing, and writes nothing to the store: facts cost no lease.
+- Once a part of a state was shown or handed out, no other position is ever planned.
+- If the log is truncated under a plan, it is made again, a bounded number of times.
+- A damaged snapshot costs a log line and a longer replay if the log reaches back; else it is the error. A damaged local
+  copy costs a new plan that does not count as an attempt.
 """
 
 import logging
@@ -44,15 +45,15 @@ from statelog.store.port import Store
 T = TypeVar("T")
 
 _LOG = logging.getLogger("statelog.log")
-_LOOKS_PER_TTL = 6
+_CHECKS_PER_TTL = 6
 _RENEWALS_PER_TTL = 3
 _AGE_S = 3600.0
-"""The age at which a lease that moves on is replaced: far below any sensible cap."""
+"""The age at which a lease that moves is replaced: far below any sensible cap."""
 _PASSED_HINT = "The log was truncated since this state was planned and shown: recover again, into an empty target"
 
 
 class Needs(NamedTuple):
-    """What a reader needs to stay: the ledger from a position on, partitions from offsets on, a manifest (0: none)."""
+    """The needs of a reader: the ledger from a position on, partitions from offsets on, a manifest (0: none)."""
 
     position: int
     next_offsets: Mapping[int, int]
@@ -60,13 +61,13 @@ class Needs(NamedTuple):
 
     @classmethod
     def behind(cls, state: LedgerState, partitions: Iterable[int]) -> "Needs":
-        """All that is committed behind a state of the ledger in these partitions."""
+        """Return the needs of a reader that goes on from a state of the ledger, in these partitions."""
         committed = state.committed_positions
         return cls(state.position, {partition: committed.get(partition, 0) for partition in partitions})
 
 
 class Terms(NamedTuple):
-    """The holder, how long a lease lasts after its last sign of life, and whether to take one at all."""
+    """The holder, how long a lease lasts after its last renewal, and whether to take one at all."""
 
     holder: str
     ttl_s: float
@@ -74,28 +75,29 @@ class Terms(NamedTuple):
 
 
 class Hold(Closing):
-    """Holds what is needed until it is closed. Belongs to one thread, which calls `renew` as it makes progress."""
+    """Holds needed data until it is closed. Belongs to one thread, which calls `renew` as it makes progress."""
 
     def __init__(self, store: Store, terms: Terms, *, environment: Environment | None = None) -> None:
         self._store = store
         self._terms = terms
         self.needs = Needs(0, {})
-        """What is held, as the lease says from its next renewal on."""
+        """What is held, according to the lease from its next renewal on."""
         self.environment = environment or current_environment()
         self._lease: Lease | None = None
         self._written_s = self._claimed_s = 0.0
         self._is_stale = False
         self._owner = OwnProcess("the recovery")
 
-    def claim(self, needs: Needs, look: Callable[[], object] = lambda: None) -> Self:
-        """Hold this from now on, and nothing that was held before; `look` checks that all of it is there. If it raises,
-        nothing is held. Raises StoreUnavailable, ConfigError, and then what was held is.
+    def claim(self, needs: Needs, check: Callable[[], object] = lambda: None) -> Self:
+        """Hold this instead of the earlier needs, and then `check` that all of it is there.
+
+        If `check` raises, nothing is held. Raises StoreUnavailable, ConfigError; the earlier needs stay held then.
         """
         before, self.needs = self.needs, needs
         with undone_by_errors(setattr, self, "needs", before):
             self._renew_claim()
-        with undone_by_errors(self._let_go):
-            look()
+        with undone_by_errors(self._release):
+            check()
         return self
 
     def on(
@@ -106,22 +108,23 @@ class Hold(Closing):
         check: Callable[[Log, Plan], object] = check_held,
         partitions: Iterable[int] | None = None,
     ) -> Self:
-        """Hold what `needed` says, then `check` that it is there. Raises OffsetGone if it is not: plan again."""
+        """Hold what a plan needs, then `check` that it is there. Raises OffsetGone if it is not: plan again."""
         return self.claim(needed(plan, partitions), lambda: check(log, plan))
 
     @property
     def is_foreign(self) -> bool:
-        """Whether this is a fork of the process that made it."""
+        """Whether this is a forked child of the process that made it."""
         return self._owner.is_foreign
 
     @property
     def is_held(self) -> bool:
-        """Whether the lease lies on the store."""
+        """Whether there is a lease on the store."""
         return self._lease is not None
 
     def renew(self) -> bool:
-        """Write the lease again if a third of its time has passed; tells whether it did. Raises StoreUnavailable,
-        StoreRefused or StorageFull only when the lease has run out since it could last be written.
+        """Write the lease again if a third of its time has passed. Return whether it was written.
+
+        Raises StoreUnavailable, StoreRefused or StorageFull only if the lease has expired since its last write.
         """
         age_s, ttl_s = self.environment.clock() - self._written_s, self._terms.ttl_s
         if self._lease is None or age_s < ttl_s / _RENEWALS_PER_TTL:
@@ -140,37 +143,38 @@ class Hold(Closing):
 
     @contextmanager
     def kept(self, name: str) -> Generator[None]:
-        """Renew it on a thread of this name until the block is left, for what may take longer than a lease lasts. That
-        it is held no longer is a log line: whoever reads finds out what that led to.
+        """Renew the lease on a thread of this name until the block ends, for work that may outlast a lease.
+
+        A lost lease gives a log line; the reads of the block fail if data was deleted.
         """
 
         def renew() -> None:
             try:
                 self.renew()
             except StatelogError as error:
-                _LOG.warning("%s: what is read is no longer held: %s", name, error)
+                _LOG.warning("%s: the data that is read is not held any more: %s", name, error)
 
-        with repeated(renew, self._terms.ttl_s / _LOOKS_PER_TTL, name):
+        with repeated(renew, self._terms.ttl_s / _CHECKS_PER_TTL, name):
             yield
 
     def move(self, position: int, next_offsets: Mapping[int, int]) -> None:
-        """Nothing below is needed any more, as the next renewal says. Who moves on has a new lease now and then."""
+        """Move the needs up, from the next renewal on. A moving lease is replaced by a new one from time to time."""
         self.needs = self.needs._replace(position=position, next_offsets=next_offsets)
         if self.environment.clock() - self._claimed_s >= _AGE_S:
-            with suppress(Unavailable):  # The older lease stands, and whether it can be renewed decides.
+            with suppress(Unavailable):  # The older lease is still valid; its next renewal raises if it has to.
                 self._renew_claim()
 
     def close(self) -> None:
-        """Remove the lease, which else runs out. Idempotent; never raises; void in a fork, whose parent has it."""
+        """Remove the lease. Idempotent; never raises. Does nothing in a forked child: the lease is its parent's."""
         if not self.is_foreign:
-            self._let_go()
+            self._release()
 
-    def _let_go(self) -> None:
+    def _release(self) -> None:
         older, self._lease = self._lease, None
         self._remove(older)
 
     def _renew_claim(self) -> None:
-        """Write a new lease, and remove the one before, which stays if the store takes none: that is a log line."""
+        """Write a new lease, and remove the earlier one. If the store takes none, log that, and retain the earlier."""
         if not self._terms.wanted:
             return
         older = self._lease
@@ -192,8 +196,9 @@ class Hold(Closing):
             self._remove(older)
 
     def _made_s(self, lease: Lease) -> float:
-        """When the lease was made, by the store's clock; or, by what an answer took, earlier. It is asked at the first
-        renewal: most leases never see one, and until then their file tells.
+        """Return when the lease was made by the store's clock, or earlier by a request's duration.
+
+        Asked at the first renewal: most leases have none, and until then their file's time says it.
         """
         if lease.created_s < AS_ITS_FILE_S:
             return lease.created_s
@@ -221,14 +226,14 @@ class Hold(Closing):
 class _Stage(Enum):
     """How far a `HeldPlan` is."""
 
-    UNPLANNED = "there is no plan, or the last one does not hold any more"
-    PLANNED = "the plan was just made, and all that it begins with was checked"
-    HELD = "the plan was checked under its lease, where one can be written"
-    RELEASED = "the plan was let go: the records that it begins with are compared again before it is held"
+    UNPLANNED = "there is no plan, or the last one is not valid any more"
+    PLANNED = "the plan was just made, and the records that it begins with were compared"
+    HELD = "the plan was checked under its lease, if one can be written"
+    RELEASED = "the lease was released: the records that the plan begins with are compared again before it is held"
 
 
-class _Wish(NamedTuple):
-    """What to plan: see `HeldPlan`. `hint`: what to do if the log does not hold it."""
+class _Request(NamedTuple):
+    """The arguments of `HeldPlan`. `hint`: what to do if the log does not have the state."""
 
     at: At | None
     key_groups: frozenset[int] | None
@@ -239,8 +244,10 @@ class _Wish(NamedTuple):
 
 
 class HeldPlan(Hold):
-    """The plan of a state, held while it is carried out. `plans` counts how often it was made, `had_lease` tells
-    whether the last one stood under a lease, `snapshots` knows which were damaged and gone around.
+    """The plan of a state, held while it is carried out.
+
+    `plans`: how often it was made. `had_lease`: whether the last one was under a lease. `snapshots`: with the damaged
+    ones that were passed over.
     """
 
     def __init__(
@@ -257,20 +264,24 @@ class HeldPlan(Hold):
         plan: Plan | None = None,
         environment: Environment | None = None,
     ) -> None:
-        """`at` None is the newest state, none older than `seen`, the places that the caller remembers. `partitions` are
-        those to hold, None for those of the key groups: what is resumed wants more than it reads. `is_alone`: a
-        snapshot, and nothing behind it, without Kafka. `attempts`: how often to plan before giving up. `plan` is the
-        first one, if it was just made.
+        """Prepare to plan a state.
+
+        `at`: None for the newest state.
+        `seen`: the places that the caller remembers; the state is not older.
+        `partitions`: those to hold, None for those of the key groups. A resumed reader holds more than it reads.
+        `is_alone`: a snapshot and nothing after it, without Kafka.
+        `attempts`: how often to plan before giving up.
+        `plan`: the first plan, if it was just made.
         """
         super().__init__(log.store, terms, environment=environment)
         self.log = log
         self.snapshots = Snapshots(log)
-        self._wish = _Wish(at, wanted_key_groups(key_groups, log.descriptor), seen, partitions, is_alone)
+        self._request = _Request(at, wanted_key_groups(key_groups, log.descriptor), seen, partitions, is_alone)
         self._attempts = attempts
         self._plan = plan
         self._stage = _Stage.UNPLANNED if plan is None else _Stage.PLANNED
-        self._aim: int | None = None
-        """The position of the plan before."""
+        self._target: int | None = None
+        """The position of the last plan."""
         self._max_age_s = log.recheck_s
         self._plan_s = 0.0
         self._failures = 0
@@ -285,12 +296,12 @@ class HeldPlan(Hold):
         return self._plan
 
     def take_plan_s(self) -> float:
-        """The seconds that planning took since this was asked last."""
+        """Return the seconds that planning took since the last call."""
         plan_s, self._plan_s = self._plan_s, 0.0
         return plan_s
 
     def prepare(self) -> None:
-        """Have a plan that is right now, and that nothing holds yet. Raises NotFound, Damaged, Unavailable."""
+        """Make a plan, unless there is one, without holding it. Raises NotFound, Damaged, Unavailable."""
         self._owner.check()
         with self._timed():
             while self._plan is None:
@@ -301,8 +312,9 @@ class HeldPlan(Hold):
         self._failures = 0
 
     def take(self) -> Plan:
-        """The plan, or another one if the log moved on since it was made, under its lease and checked. Raises NotFound,
-        Damaged, Unavailable, and then nothing is held; ClosedError in a fork.
+        """Return the plan, checked under its lease, or a new one if the log was truncated since it was made.
+
+        Raises NotFound, Damaged, Unavailable, after which nothing is held; ClosedError in a forked child.
         """
         self._owner.check()
         with self._timed(), undone_by_errors(self.close):
@@ -311,8 +323,9 @@ class HeldPlan(Hold):
         return plan
 
     def carry_out(self, attempt: Callable[[Plan], T]) -> T:
-        """What `attempt` makes of the plan, which is made again while it turns out not to hold, and left to the caller
-        to close. Raises as `take`, and the other errors of `attempt`.
+        """Call `attempt` with the plan, and with a new plan if it fails because data of the last one was deleted.
+
+        Leaves the hold to the caller to close. Raises the errors of `take`, and the other errors of `attempt`.
         """
         while True:
             plan = self.take()
@@ -322,63 +335,72 @@ class HeldPlan(Hold):
                 self.replan(trouble)
 
     def reserve(self) -> Callable[[], None]:
-        """Leave a lease behind that is never renewed: it lasts for its time to live, or until this is called back."""
+        """Leave a lease behind that is never renewed. It lasts for its time to live, or until the returned function is
+        called.
+        """
         self.take()
         lease, self._lease = self._lease, None
         self.close()
         return partial(self._remove, lease)
 
     def replan(self, trouble: OffsetGone | SnapshotFailed) -> None:
-        """The plan cannot be carried out any more: the next one is another. Raises the trouble after the last try; a
-        damaged copy costs none, because no run fails twice because of its copies.
+        """Drop the plan, which cannot be carried out, so that the next one is another. Raises `trouble` after the last
+        attempt. A damaged copy does not count: no run fails twice because of its copies.
         """
         is_copy = isinstance(trouble, SnapshotFailed) and trouble.is_copy
         if isinstance(trouble, SnapshotFailed) and not is_copy:
             number = self.plan.manifest_number
-            if number in self.log.manifests.numbers():  # Else a cleanup took the manifest, too.
+            if number in self.log.manifests.numbers():  # Else a cleanup has deleted the manifest, too.
                 self.snapshots.pass_over(number, trouble.error)
-        self._let_go()
+        self._release()
         self._plan, self._stage = None, _Stage.UNPLANNED
         self._failures += not is_copy
         if self._failures >= self._attempts:
             raise trouble.error if isinstance(trouble, SnapshotFailed) else trouble
 
     def pin(self) -> None:
-        """From now on every plan is for the position of this one: something of that state was shown or handed out."""
-        self._aim = self.plan.position
-        self._wish = self._wish._replace(at=AtPosition(self._aim), hint=_PASSED_HINT)
+        """Make every later plan for the position of this one, because a part of that state was shown or handed out."""
+        self._target = self.plan.position
+        self._request = self._request._replace(at=AtPosition(self._target), hint=_PASSED_HINT)
 
     def close(self) -> None:
-        """As every hold; the plan may be taken again."""
+        """Release the lease, as every hold does. The plan may be taken again."""
         if not self.is_foreign:
             self._failures = 0
             if self._plan is not None:
                 self._stage = _Stage.RELEASED
-            self._let_go()
+            self._release()
 
     def _make(self) -> Plan:
-        (at, key_groups, seen, _, is_alone, hint), snapshots = self._wish, self.snapshots
+        (at, key_groups, seen, _, is_alone, hint), snapshots = self._request, self.snapshots
         max_age_s, self._max_age_s = self._max_age_s, 0.0
         if is_alone:
             position = at.position if isinstance(at, AtPosition) else None
             self._plan = planner.plan_snapshot(self.log, position, key_groups, snapshots)
         else:
             self._plan = planner.plan_state(
-                self.log, at, key_groups, seen=seen, snapshots=snapshots, aim=self._aim, max_age_s=max_age_s, hint=hint
+                self.log,
+                at,
+                key_groups,
+                seen=seen,
+                snapshots=snapshots,
+                target=self._target,
+                max_age_s=max_age_s,
+                hint=hint,
             )
-        self._aim, self._stage = self._plan.position, _Stage.PLANNED
+        self._target, self._stage = self._plan.position, _Stage.PLANNED
         self.plans += 1
         return self._plan
 
     def _held(self) -> Plan | None:
-        """The plan, held and checked; None if the log moved on, and planning it again may help."""
+        """Hold and check the plan, and return it; None if the log was truncated meanwhile, so that it is made again."""
         try:
             plan = self._plan or self._make()
             if not self.is_held:
                 check = check_plan if self._stage is _Stage.RELEASED else check_held
-                self.on(self.log, plan, check=check, partitions=self._wish.partitions)
+                self.on(self.log, plan, check=check, partitions=self._request.partitions)
                 self._stage, self.had_lease = _Stage.HELD, self.is_held
-                text = f"{self.log.name}: recovered without a lease, which the store does not let this reader write"
+                text = f"{self.log.name}: recovered without a lease, because the store refused to write one"
                 if self._terms.wanted and not self.had_lease and text not in self.snapshots.warnings:
                     self.snapshots.warnings.append(text)
         except OffsetGone as error:
@@ -394,9 +416,10 @@ class HeldPlan(Hold):
 
 
 def needed(plan: Plan, partitions: Iterable[int] | None = None) -> Needs:
-    """What has to stay while a plan is read. Changes need of the ledger the records that carry some; a state also needs
-    all commits behind it, in `partitions`, or those of the plan: one without a tail from its committed position on, or
-    from 0.
+    """Return what has to stay while a plan is read.
+
+    A plan of changes needs the ledger records that carry some. A plan of a state also needs all commits after it, in
+    `partitions`, or those of the plan: partitions without a tail from their committed position on, or from 0.
     """
     if plan.is_of_changes:
         return Needs(plan.position if plan.first_carried is None else plan.first_carried, plan.next_offsets)

@@ -1,4 +1,4 @@
-"""Local copies of change sets on the writer's disk, read instead of Kafka when all of them are there.
+"""Local copies of change sets on the writer's disk, read instead of Kafka if they are complete.
 
 A file per change set, `<directory>/<log>/<writer>/<epoch>-<nonce>/<sqn>.copy`:
 
@@ -6,12 +6,12 @@ A file per change set, `<directory>/<log>/<writer>/<epoch>-<nonce>/<sqn>.copy`:
     a row per chunk, 16 bytes little-endian: partition (4), length (4), offset (8)
     magic "SLLC", version 1, three zero bytes, number of rows (8), xxh3-64 of the rows (8)
 
-Until the change set is durable the file is called `.partial`. A copy is never the truth: Kafka is.
+Until the change set is durable the file is called `.partial`. Kafka is the truth, and never a copy.
 
 Invariants:
 - Writing never fails the durable path. An error is remembered, and there is no copy: all or nothing.
-- Either every change set that is asked for lies here with the checksum that its commit names, or nothing of it is read.
-  What goes away while it is read is read from Kafka.
+- Either every wanted change set is here with the checksum that its commit names, or nothing is read from copies. A copy
+  that is deleted while it is read is replaced by Kafka.
 """
 
 import contextlib
@@ -42,13 +42,13 @@ _ROW = np.dtype([("partition", "<u4"), ("length", "<u4"), ("offset", "<u8")])
 
 
 def check_directory(directory: object) -> None:
-    """Raise ConfigError unless it can be where copies are kept: a path, or None for no copies."""
+    """Raise ConfigError unless it is a path for copies, or None for no copies."""
     if not isinstance(directory, Path | None):
         raise ConfigError(f"local_copies is {directory!r} and must be a pathlib.Path")
 
 
 def attempt_directory(directory: Path, log: str, writer: str, epoch: int, nonce: bytes) -> Path:
-    """Where one epoch of a writer keeps its copies. No two epochs share it."""
+    """Return the directory of one epoch's copies. No two epochs share it."""
     return directory / log / writer / _attempt_name(epoch, nonce)
 
 
@@ -57,7 +57,7 @@ def _attempt_name(epoch: int, nonce: bytes) -> str:
 
 
 def copies_of_writer(directory: Path, log: str, writer: str) -> list[Path]:
-    """The copies that all epochs of a writer left, oldest first. Removes what was never completed. Raises OSError."""
+    """Return the copies of all epochs of a writer, oldest first. Remove incomplete ones. Raises OSError."""
     attempts = directory / log / writer
     for partial in attempts.glob("*/*.partial"):
         partial.unlink(missing_ok=True)
@@ -65,7 +65,7 @@ def copies_of_writer(directory: Path, log: str, writer: str) -> list[Path]:
 
 
 class LocalCopy:
-    """Writes the copy of one change set. Nothing here raises OSError: see `error`."""
+    """Writes the copy of one change set. No method raises OSError: see `error`."""
 
     __slots__ = ("_directory", "_file", "_is_over", "_rows", "error", "size_bytes", "sqn")
 
@@ -80,11 +80,11 @@ class LocalCopy:
 
     @property
     def path(self) -> Path:
-        """Where it is, once it is whole."""
+        """The path of the complete copy."""
         return self._directory / f"{self.sqn:020d}.copy"
 
     def add(self, partition: int, chunk: bytes) -> None:
-        """The next chunk."""
+        """Add the next chunk."""
         if self._is_over:
             return
         try:
@@ -93,19 +93,19 @@ class LocalCopy:
             self._file.write(chunk)
             self._rows.append((partition, len(chunk)))
         except OSError as error:
-            self._give_up(error)
+            self._fail(error)
 
     def pause(self) -> None:
-        """No chunk comes for a while: change sets on their way, however many, hold no open file."""
+        """Close the file until the next chunk, so that pending change sets hold no open files."""
         file, self._file = self._file, None
         try:
             if file is not None:
                 file.close()
         except OSError as error:
-            self._give_up(error)
+            self._fail(error)
 
     def complete(self, offsets: Mapping[int, Sequence[int]]) -> None:
-        """The change set is durable: `offsets` are those of its chunks by partition, in the order of adding."""
+        """Complete the copy of a durable change set. `offsets`: of its chunks by partition, in the order of adding."""
         self.pause()
         if not self._rows or self._is_over:
             return
@@ -115,12 +115,12 @@ class LocalCopy:
                 self.size_bytes = file.tell()
             self._partial.rename(self.path)
         except OSError as error:
-            self._give_up(error)
+            self._fail(error)
         self._is_over = True
         self._rows.clear()
 
     def discard(self) -> None:
-        """Remove the copy, whole or not; nothing more is added to it."""
+        """Remove the copy, complete or not, and take no more chunks."""
         self._is_over = True
         self._rows.clear()
         with contextlib.suppress(OSError):
@@ -137,7 +137,7 @@ class LocalCopy:
         return self.path.with_suffix(".partial")
 
     def _opened(self) -> BinaryIO:
-        """The file, to be gone on with. One that vanished is an error: what it held would be missing."""
+        """Open the file to append. A missing file is an error, because its chunks would be missing."""
         if self._rows:
             file = self._partial.open("r+b")
             file.seek(0, os.SEEK_END)
@@ -145,13 +145,13 @@ class LocalCopy:
         _make_private(self._directory)
         return open(self._partial, "wb", opener=open_private)  # Path.open knows no opener
 
-    def _give_up(self, error: OSError) -> None:
+    def _fail(self, error: OSError) -> None:
         self.error = error
         self.discard()
 
 
 def _make_private(directory: Path) -> None:
-    """Make it and what is missing above it, for this user only: a copy is state in the clear. Raises OSError."""
+    """Make a directory and its missing parents, for this user only: a copy is state in the clear. Raises OSError."""
     if not directory.is_dir():
         _make_private(directory.parent)
         directory.mkdir(mode=0o700, exist_ok=True)
@@ -164,7 +164,7 @@ def _table(rows: Sequence[tuple[int, int]], offsets: Mapping[int, Sequence[int]]
 
 
 class _Place(NamedTuple):
-    """Where a chunk lies: in which file, from which byte on, how long."""
+    """The place of a chunk: its file, its first byte, its length."""
 
     offset: int
     path: Path
@@ -173,11 +173,11 @@ class _Place(NamedTuple):
 
 
 class LocalCopyReader:
-    """Reads the change sets of a plan from local copies; implements `kafka.Reader`. No more than one file is open.
+    """Reads the change sets of a plan from local copies; implements `kafka.Reader`. At most one file is open.
 
-    Making it verifies all of them. One that goes away afterwards, because its writer needs the room, costs the rest of
-    its partition, which comes from `elsewhere`: a reader of the topic, made at need. Raises NotFound where a copy is
-    missing, Corrupt, UnknownFormat if a copy is not what its commit lists, StoreUnavailable.
+    The constructor verifies all copies. If a writer deletes one later for its space, the rest of its partition comes
+    from `elsewhere`: a reader of the topic, made on demand. Raises NotFound if a copy is missing, Corrupt,
+    UnknownFormat if a copy is not what its commit lists, StoreUnavailable.
     """
 
     def __init__(self, directory: Path, log: str, plan: ReplayPlan, elsewhere: Callable[[], Reader]) -> None:
@@ -195,7 +195,7 @@ class LocalCopyReader:
             places.sort(key=attrgetter("offset"))
 
     def read(self, ranges: Mapping[int, OffsetRange], *, stall_timeout_s: float) -> Iterator[Record]:
-        """Yield the chunks of the plan that lie in `ranges`, by offset in a partition. Raises what `elsewhere` does."""
+        """Yield the plan's chunks in `ranges`, by offset in a partition. Raises the errors of `elsewhere`."""
         for partition, wanted in ranges.items():
             for place in self._places.get(partition, ()):
                 if wanted.start <= place.offset < wanted.end:
@@ -210,7 +210,7 @@ class LocalCopyReader:
     def close(self) -> None:
         """Release the files. Idempotent."""
         self._places.clear()
-        self._let_go()
+        self._close_file()
         if self._topic is not None:
             self._topic.close()
 
@@ -227,10 +227,10 @@ class LocalCopyReader:
                 self._places[entry.partition] += places
 
     def _chunk(self, place: _Place) -> bytes | None:
-        """The bytes there, or None if they are not there any more. Chunks of one file come one after the other."""
+        """Read a chunk; None if the copy does not have it any more. Chunks of one file follow each other."""
         try:
             if self._file is None or self._path != place.path:
-                self._let_go()
+                self._close_file()
                 self._path, self._file = place.path, place.path.open("rb")
             self._file.seek(place.start)
             chunk = self._file.read(place.length)
@@ -238,21 +238,23 @@ class LocalCopyReader:
             return None
         return chunk if len(chunk) == place.length else None
 
-    def _let_go(self) -> None:
+    def _close_file(self) -> None:
         if self._file is not None:
             self._file.close()
         self._file = None
 
 
 def _files(log_directory: Path, plan: ReplayPlan) -> dict[Path, list[Entry]]:
-    """The copies that a plan needs, each with what it is to hold. Raises NotFound, OSError."""
+    """Find the copies that a plan needs, each with its entries. Raises NotFound, OSError."""
     attempts = {path.name: path for path in log_directory.glob("*/*")}
     files: dict[Path, list[Entry]] = {}
-    for entry, life in chain.from_iterable(listed.items() for listed in plan.listed.values()):
-        attempt = attempts.get(_attempt_name(life.epoch, life.nonce))
+    for entry, origin in chain.from_iterable(listed.items() for listed in plan.listed.values()):
+        attempt = attempts.get(_attempt_name(origin.epoch, origin.nonce))
         path = attempt / f"{entry.sqn:020d}.copy" if attempt else None
         if path is None or not (path in files or is_there(path)):
-            raise NotFound("a change set has no local copy", epoch=life.epoch, sqn=entry.sqn, partition=entry.partition)
+            raise NotFound(
+                "a change set has no local copy", epoch=origin.epoch, sqn=entry.sqn, partition=entry.partition
+            )
         files.setdefault(path, []).append(entry)
     return files
 
@@ -275,7 +277,7 @@ def _rows(path: Path, data: mmap.mmap) -> "NDArray[np.void]":
 
 
 def _verify(path: Path, data: mmap.mmap, places: Sequence[_Place], entry: Entry) -> None:
-    """Raise Corrupt unless the places hold exactly the chunks that the entry lists."""
+    """Raise Corrupt unless the places have exactly the chunks that the entry lists."""
     heads = [decode_head(data[start : start + length]) for _, _, start, length in places]
     checksums = [head[0].checksum for head in heads if head is not None]
     if (

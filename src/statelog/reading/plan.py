@@ -1,10 +1,10 @@
-"""`Plan`: what to read of a log: the state at a position, or the changes that were committed behind another. Pure.
+"""`Plan`: what to read of a log, for the state at a position, or for the changes between two positions. Pure.
 
-A state is a snapshot's runs, and the commits from its position up to the plan's on top. Changes are the commits from
-`start_position` up to the plan's, each with whose it is: without runs, of the data topic only. A plan can be pickled.
+A state is a snapshot's runs, and the commits from its position up to the plan's. Changes are the commits from
+`start_position` up to the plan's, each with its writer, and without runs. A plan can be pickled.
 
 Invariants:
-- A run is read if and only if a row group of it may hold a wanted key group; a partition is read if it holds one.
+- A run is read if and only if one of its row groups may have a wanted key group. A partition is read if it has one.
 - The snapshot's position is never above the plan's.
 - A commit's own position is the one right behind it, so a plan that starts at a commit's position goes on after it.
 - A part of a plan (`part_of`, `split_changes`) is a plan; the parts together have everything once.
@@ -34,27 +34,27 @@ _LAST_MS = int(datetime(9999, 12, 31, 23, 59, 59, tzinfo=UTC).timestamp()) * 100
 
 
 class RunPart(NamedTuple):
-    """The row groups (by number in its index) that are read of one run."""
+    """A run, and its row groups (by number in its index) that are read."""
 
     run: RunRef
     row_groups: tuple[int, ...]
 
     @property
     def rows(self) -> int:
-        """Rows of these row groups, wanted or not."""
+        """The rows of these row groups, wanted or not."""
         return sum(self.run.index.row_groups[number].rows for number in self.row_groups)
 
     @property
     def size_bytes(self) -> int:
-        """Bytes of these row groups in the file."""
+        """The bytes of these row groups in the file."""
         return sum(self.run.index.row_groups[number].size_bytes for number in self.row_groups)
 
 
 class CommitFacts(NamedTuple):
-    """One commit: who made it, when (`ValidCommit` says how), and how much of it a plan covers.
+    """One commit: its writer, its time (as in `ValidCommit`), and how much of it a plan covers.
 
-    `position` is the ledger position right behind it, and `place` names its record, too. `changes` and `size_bytes` (of
-    record values) count the partitions that hold a wanted key group, unwanted neighbours in them included.
+    `position`: the ledger position right behind it; `place` also names its record.
+    `changes`, `size_bytes` (of record values): in partitions with a wanted key group, unwanted neighbours included.
     """
 
     writer: str
@@ -67,11 +67,11 @@ class CommitFacts(NamedTuple):
 
 
 CARRIED = -1
-"""Stands for a partition in the spans of a plan: of what ledger records carry, by ledger offset."""
+"""The key, in place of a partition, of a plan's spans of inline changes, which are by ledger offset."""
 
 
 class CommitSpan(NamedTuple):
-    """The offsets, half-open, between which a partition has the changes of the plan's commit number `commit`."""
+    """The half-open range of offsets with a partition's changes of the plan's commit number `commit`."""
 
     first_offset: int
     end_offset: int
@@ -81,13 +81,15 @@ class CommitSpan(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """What to read to have the state at `position`, or the changes from `start_position` up to it.
+    """The reads that give the state at `position`, or the changes from `start_position` up to it.
 
-    `start_position` is None for a state. `manifest` is None if a whole state comes from the log. `state` is the ledger
-    folded to the position, and `last` the record below it: who reads on compares it. `key_groups` None means all of
-    them; `partitions` are those that hold a wanted one. `runs` are oldest first. Of changes, `commits` are in ledger
-    order, `spans` by partition in offset order, and values come in the value schema `value_schema_id`. `is_alone`: of
-    the snapshot alone, without Kafka.
+    `start_position`: None for a state.
+    `manifest`: the snapshot, None if a whole state comes from the log; `runs`: its runs, oldest first.
+    `state`: the ledger folded to the position; `last`: the record below it, which readers that go on compare.
+    `key_groups`: None for all; `partitions`: those with a wanted key group.
+    `commits`: of changes, in ledger order; `spans`: of changes, by partition in offset order.
+    `value_schema_id`: of changes, the schema that values are read in.
+    `is_alone`: the snapshot alone, without Kafka.
     """
 
     identity: LogIdentity
@@ -106,7 +108,7 @@ class Plan:
 
     @property
     def position(self) -> int:
-        """The ledger position of the state that comes out, or up to which changes do."""
+        """The ledger position of the state, or of the end of the changes."""
         return self.state.position
 
     @property
@@ -126,7 +128,7 @@ class Plan:
 
     @property
     def is_of_changes(self) -> bool:
-        """Whether changes come out, and no state."""
+        """Whether it is a plan of changes, and not of a state."""
         return self.start_position is not None
 
     @property
@@ -136,37 +138,37 @@ class Plan:
 
     @property
     def first_carried(self) -> int | None:
-        """The offset of the first ledger record that is read again, for the changes that it carries; None for none."""
+        """The offset of the first ledger record that is read again for its inline changes; None if there is none."""
         return next((one.record.offset for one in self.replay.carried.values()), None)
 
     @property
     def next_offsets(self) -> dict[int, int]:
-        """The first offset that is read of every partition that is read at all."""
+        """The first offset that is read, of every partition that is read at all."""
         return {partition: ranges[0][0] for partition, ranges in self.replay.ranges.items() if ranges}
 
     @property
     def run_rows(self) -> int:
-        """Rows to read from runs."""
+        """The rows to read from runs."""
         return sum(part.rows for part in self.runs)
 
     @property
     def run_bytes(self) -> int:
-        """Bytes to read from runs."""
+        """The bytes to read from runs."""
         return sum(part.size_bytes for part in self.runs)
 
     @property
     def changes(self) -> int:
-        """Rows of runs and changes of the tail together."""
+        """The rows of runs and the changes of the tail together."""
         return self.run_rows + self.replay.changes
 
     @property
     def size_bytes(self) -> int:
-        """Bytes of runs and of the tail's record values together."""
+        """The bytes of runs and of the tail's record values together."""
         return self.run_bytes + self.replay.size_bytes
 
 
 class Folding(NamedTuple):
-    """A checked fold of the ledger: where it began (None: the first record), the valid commits, where they lead."""
+    """A checked fold of the ledger: its base (None: the first record), its valid commits, and its result."""
 
     base: Manifest | None
     commits: Sequence[ValidCommit]
@@ -179,8 +181,9 @@ class Folding(NamedTuple):
 
 
 def wanted_key_groups(key_groups: Iterable[int] | None, descriptor: Descriptor) -> frozenset[int] | None:
-    """The key groups that a caller asks for; None for all. Raises ConfigError for what is no number, KeyGroupMismatch
-    for one that the log lacks.
+    """Return the key groups that a caller wants; None for all.
+
+    Raises ConfigError if one is not a number, KeyGroupMismatch if the log lacks one.
     """
     if key_groups is None:
         return None
@@ -203,7 +206,7 @@ def make_plan(
     commits: Iterable[CommitContents],
     key_groups: frozenset[int] | None,
 ) -> Plan:
-    """The plan for the state that the ledger was `folded` to, by the valid `commits` since the manifest, in order."""
+    """Plan the state that the ledger was `folded` to, from the valid `commits` since the manifest, in order."""
     partitions = partitions_of(key_groups, descriptor)
     return Plan(
         identity=descriptor.identity,
@@ -218,7 +221,7 @@ def make_plan(
 
 
 def commit_facts(commit: ValidCommit, partitions: Collection[int]) -> CommitFacts:
-    """What is known about a commit; `partitions` are those that count. Raises CorruptLedger."""
+    """Return the facts of a commit; `partitions` are those that count. Raises CorruptLedger."""
     changes, size_bytes = commit.contents.amounts(partitions)
     return CommitFacts(
         writer=commit.writer,
@@ -241,8 +244,9 @@ def make_change_plan(
     key_groups: frozenset[int] | None = None,
     accepted: tuple[LossRange, ...] = (),
 ) -> Plan:
-    """The plan for the changes of `commits`: all valid ones from the start up to where the ledger was `folded`, in
-    ledger order. `accepted` are the ranges that a person has given up by now, also those accepted behind that.
+    """Plan the changes of `commits`: all valid ones from the start up to where the ledger was `folded`, in order.
+
+    `accepted`: the ranges that a person has accepted as lost by now, also those accepted after the end.
     """
     partitions = partitions_of(key_groups, descriptor)
     replay = plan_replay((one.contents for one in commits), partitions, accepted)
@@ -261,7 +265,7 @@ def make_change_plan(
 
 
 def part_of(plan: Plan, key_groups: frozenset[int], descriptor: Descriptor) -> Plan:
-    """The plan for some of its key groups, to be carried out elsewhere: without the manifest and the folded ledger."""
+    """Return the plan of some key groups, to be carried out elsewhere: without manifest and folded ledger."""
     partitions = partitions_of(key_groups, descriptor)
     return replace(
         plan,
@@ -276,7 +280,7 @@ def part_of(plan: Plan, key_groups: frozenset[int], descriptor: Descriptor) -> P
 
 
 def partitions_of(key_groups: Collection[int] | None, descriptor: Descriptor) -> tuple[int, ...]:
-    """The partitions that hold one of the key groups; None means all."""
+    """Return the partitions that have one of the key groups; None means all."""
     if key_groups is None:
         return tuple(range(descriptor.partitions))
     return tuple(sorted({partition_of(g, descriptor.partitions, descriptor.key_groups) for g in key_groups}))
@@ -322,7 +326,7 @@ class AtPosition:
     def __post_init__(self) -> None:
         check_kind("position", self.position, Integral, example="a ledger position, as `Writer.position` is")
         if self.position < 0:
-            raise Misuse("a ledger position is negative", position=self.position)
+            raise Misuse("the ledger position is negative", position=self.position)
 
     def __str__(self) -> str:
         return f"position {self.position}"
@@ -330,8 +334,9 @@ class AtPosition:
 
 @dataclass(frozen=True, slots=True)
 class AtCheckpoint:
-    """The state right after a writer's checkpoint was committed; everybody's earlier commits included. Of an id that a
-    writer took again after it had ended, the newest one is meant. Raises InvalidName.
+    """The state right after a writer's checkpoint was committed, with everybody's earlier commits.
+
+    If the writer has used the id again after it had ended, the newest one is meant. Raises InvalidName.
     """
 
     writer: str
@@ -347,8 +352,10 @@ class AtCheckpoint:
 
 @dataclass(frozen=True, slots=True)
 class AtTime:
-    """The state right before the first record of the ledger that a broker took at this time or later, in milliseconds
-    since 1970 by its clock. Raises Misuse for a time before that, or behind the year 9999, as one in microseconds is.
+    """The state right before the first ledger record that a broker took at this time or later.
+
+    The time is in milliseconds since 1970, by the broker's clock. Raises Misuse for a time before 1970, or after the
+    year 9999, such as one in microseconds.
     """
 
     timestamp_ms: int
@@ -356,10 +363,10 @@ class AtTime:
     def __post_init__(self) -> None:
         check_kind("timestamp_ms", self.timestamp_ms, Real, example="milliseconds since 1970")
         if not self.timestamp_ms >= 0:  # NaN is not, either.
-            raise Misuse("a time lies before 1970", timestamp_ms=self.timestamp_ms)
+            raise Misuse("the time is before 1970", timestamp_ms=self.timestamp_ms)
         if self.timestamp_ms > _LAST_MS:
             raise Misuse(
-                "a time lies behind the year 9999",
+                "the time is after the year 9999",
                 timestamp_ms=self.timestamp_ms,
                 hint="Give milliseconds since 1970, not microseconds",
             )
@@ -369,10 +376,10 @@ class AtTime:
 
 
 At = AtPosition | AtCheckpoint | AtTime
-"""A state of a log: which one to recover, or behind which one a range of changes begins, or with which it ends."""
+"""A state of a log: one to recover, or the start or the end of a range of changes."""
 
 
 def check_at(name: str, at: object) -> None:
-    """Raise ConfigError for an argument, which the caller knows as `name`, that is neither a state nor None."""
+    """Raise ConfigError unless the argument, which the caller knows as `name`, is a state or None."""
     if at is not None:
         check_kind(name, at, AtPosition, AtCheckpoint, AtTime, example='AtPosition(7), or AtCheckpoint("web", 41)')

@@ -1,14 +1,14 @@
 """`plan_state` and `plan_changes`: what to read of a log for a state, or for the changes between two; and the checks.
 
-The ledger is folded from the newest snapshot below a state, or the nearest fold below the changes, up to the position
-asked for, and on to its end, where it is compared with what was seen of it. Anchors are compared when a state is
-planned, because what is read is verified record by record anyway. Never reads a run or a chunk.
+The ledger is folded from the newest snapshot below a state, or the nearest fold below the changes, up to the target. It
+is read on to its end, and compared with the places that were observed. Anchors are compared when a state is planned:
+all later reads are verified record by record. Never reads a run or a chunk.
 
 Invariants:
-- A plan is never older than what this process has seen through this log, nor than what the caller knows of.
-- A position is taken once. It moves only if the newest state was asked for and the log no longer holds that one.
-- If the log does not reach back to the snapshot before one that failed, that one's error is what the caller gets.
-- A plan may begin at a snapshot that this process read a moment ago: if it is gone by now, the check under the lease
+- A plan is never older than what this process has observed through this log, nor than what the caller knows of.
+- A target is taken once. It moves only if the newest state is wanted and the log no longer has the earlier target.
+- If the log does not reach back to the snapshot before one that failed, the caller gets the failed one's error.
+- A plan may begin at a snapshot that this process read a moment ago. If it was deleted since, the check under the lease
   finds that, and planning starts over.
 """
 
@@ -33,8 +33,8 @@ from statelog.schemas.snapshot.manifest import Manifest
 from statelog.schemas.topic_policy import READING
 
 ATTEMPTS = 5
-"""How often a reader plans again if truncation outruns it, unless the settings say otherwise."""
-NOT_HELD_HINT = "Ask for a position from the oldest to the newest, or for a checkpoint committed in between"
+"""How often a reader plans if truncation outruns it, by default."""
+NOT_HELD_HINT = "Choose a position from the oldest to the newest, or a checkpoint committed in between"
 
 T = TypeVar("T")
 
@@ -46,21 +46,23 @@ def plan_state(
     *,
     seen: Collection[Place],
     snapshots: Snapshots,
-    aim: int | None,
+    target: int | None,
     max_age_s: float,
     hint: str,
 ) -> Plan:
-    """What leads to the state `end`, None for the newest: a snapshot, and the tail behind it.
+    """Plan the state `end`, None for the newest: a snapshot, and the tail after it.
 
-    It is never older than `seen`, the places that the caller remembers. `snapshots` knows which are damaged, and their
-    list may be as old as `max_age_s`; `aim` is the position of an earlier plan for it. Raises NotFound, with `hint`, if
-    the log does not hold it, OffsetGone if truncation was faster than we (plan again), the error of a failed snapshot
-    if there is no way around it, Damaged, Unavailable.
+    `seen`: the places that the caller remembers; the state is not older.
+    `snapshots`: with the damaged ones; their list may be as old as `max_age_s`.
+    `target`: the position of an earlier plan.
+
+    Raises NotFound, with `hint`, if the log does not have the state, and OffsetGone if truncation was faster: plan
+    again. Raises the error of a failed snapshot that cannot be passed over, Damaged, Unavailable.
     """
     log.verify(READING)
     with log.checking_cluster():
         history = RetainedHistory(log, key_groups, seen=seen, snapshots=snapshots, max_age_s=max_age_s)
-        position = _aim(history, end, aim)
+        position = _target(history, end, target)
         if position is None:
             raise history.no_state(end, hint)
         base = history.snapshot_at(position)
@@ -79,8 +81,8 @@ def plan_state(
 
 
 def fold_to(log: Log, base: Manifest | None, position: int, end: int, since_s: float) -> Folding:
-    """Fold the ledger, which ended at `end` at a time of its history, from a snapshot up to a position: by what this
-    process has read, if that is the newest state, else by a replay. Raises Damaged, Unavailable.
+    """Fold the ledger from a snapshot up to a position: from this process's history for the newest state, else by a
+    replay. `end`: where the ledger ended at `since_s`, a time of its history. Raises Damaged, Unavailable.
     """
     if position == end:
         log.history.read_to(end, since_s)
@@ -91,8 +93,8 @@ def fold_to(log: Log, base: Manifest | None, position: int, end: int, since_s: f
         return Folding(base, replay.read_to(position), replay.folded)
 
 
-def _aim(history: RetainedHistory, end: At | None, before: int | None) -> int | None:
-    """The position of the state `end`, of the plan before as long as the log holds it; None if it does not."""
+def _target(history: RetainedHistory, end: At | None, before: int | None) -> int | None:
+    """Return the position of the state `end`, or of the earlier plan while the log has that; None if there is none."""
     is_passed = end is None and history.newest is not None and history.newest.position > (before or 0)
     if before is not None and not is_passed:
         return before
@@ -100,21 +102,22 @@ def _aim(history: RetainedHistory, end: At | None, before: int | None) -> int | 
 
 
 def plan_of(log: Log, folding: Folding, key_groups: frozenset[int] | None) -> Plan:
-    """The plan of the state at the end of a fold, whose ledger and anchors the caller has checked, as an Open does."""
+    """Plan the state at the end of a fold, whose ledger and anchors the caller has checked, as an Open does."""
     warn_if_aged(log, folding)
     contents = (valid.contents for valid in folding.commits)  # Decoded one by one: there may be many.
     return make_plan(log.descriptor, folding.base, folding.folded, contents, key_groups)
 
 
 def warn_if_aged(log: Log, folding: Folding) -> None:
-    """Warn if what a fold has found may soon be deleted by its age."""
+    """Warn if the oldest commit of a fold may soon be deleted by its age."""
     if folding.commits and log.retention_s is not None:
         warn_of_age(log, folding.commits[0].timestamp_ms, current_environment().wall_clock())
 
 
 def plan_snapshot(log: Log, position: int | None, key_groups: frozenset[int] | None, snapshots: Snapshots) -> Plan:
-    """The newest snapshot that can be read, or the one at a position, and nothing behind it: without Kafka. Raises
-    NotFound, the error of a failed snapshot, IdentityChanged, StoreUnavailable.
+    """Plan the newest readable snapshot, or the one at a position, and nothing after it: without Kafka.
+
+    Raises NotFound, the error of a failed snapshot, IdentityChanged, StoreUnavailable.
     """
     found = list(snapshots.listed())
     chosen = next((one for one in found if position in (None, one.position)), None)
@@ -138,19 +141,21 @@ def plan_changes(
     base: LedgerBase | None = None,
     seen: Collection[Place] = (),
 ) -> Plan:
-    """The changes of all commits behind the state `start` and up to the state `end`.
+    """Plan the changes of all commits after the state `start` and up to the state `end`.
 
         plan = plan_changes(log, AtPosition(0), AtCheckpoint("web", 7))
         for changes in read_changes(log, plan):
             print(changes.num_rows)
 
-    `start` None means the oldest position that the log holds, `end` None the newest; the newest is never older than
-    what this `log` object has seen, nor than `seen`, the places that the caller remembers. `key_groups` None means all.
-    Values come in the value schema `value_schema_id`, None for the newest. `base` is a fold of the ledger that the
-    caller kept (`Replay.folded`), for a start below every snapshot that is left. Nothing holds what is planned.
+    `start`: None for the oldest position that the log has.
+    `end`: None for the newest, which is never older than what this `log` object has observed.
+    `key_groups`: None for all.
+    `value_schema_id`: the schema that values are read in, None for the newest.
+    `base`: a fold that the caller has retained (`Replay.folded`), for a start below every retained snapshot.
+    `seen`: the places that the caller remembers; the newest position is not older.
 
-    Raises NotFound if the log does not hold the range (and says what it holds), Misuse if it ends before it begins,
-    ConfigError, KeyGroupMismatch, Damaged, Unavailable.
+    Nothing holds the planned data. Raises NotFound, with what the log has, if it does not have the range. Raises Misuse
+    if the range ends before it begins, ConfigError, KeyGroupMismatch, Damaged, Unavailable.
     """
     check_log(log)
     check_at("start", start)
@@ -165,8 +170,8 @@ def plan_changes(
             first = min(history.oldest_position, last) if start is None else history.resolve(start)
             return _plan_between(log, history, first, last, wanted, value_schema_id)
 
-    # If the oldest position is asked for, truncation may go on once it was looked up.
-    return planned_anew(attempt) if start is None else attempt()
+    # The log may be truncated past its oldest position after that was looked up.
+    return retry_planning(attempt) if start is None else attempt()
 
 
 def _plan_between(
@@ -182,7 +187,7 @@ def _plan_between(
             "the range of changes ends before it begins",
             start_position=first,
             end_position=last,
-            hint="Give an end behind the start, or none for the newest",
+            hint="Give an end after the start, or none for the newest",
         )
     try:
         commits, folded = _commits_between(log, history, first, last)
@@ -191,7 +196,7 @@ def _plan_between(
             commits,
             folded,
             start_position=first,
-            # Asked for behind the last commit: a schema is stored before the first chunk that needs it.
+            # Looked up after the last commit: a schema is stored before the first chunk that needs it.
             value_schema_id=log.value_schemas.newest().id if value_schema_id is None else value_schema_id,
             key_groups=key_groups,
             accepted=log.history.ask(lambda fold: fold.accepted),
@@ -207,14 +212,14 @@ def _plan_between(
 
 
 def folded_at(log: Log) -> Folding | None:
-    """Return what this process has read of the ledger since the snapshot that it began with, if it has all of it."""
+    """Return this process's fold of the ledger since its first snapshot; None if it lacks commits of it."""
     view = log.history.view()
     commits = log.history.commits(view.base.position if view.base else 0, view.place.position)
     return None if commits is None else Folding(view.base, commits, Folded(view.state, view.place))
 
 
 def commits_behind(log: Log, folded: LedgerBase) -> tuple[list[ValidCommit], Folded]:
-    """Return the valid commits behind a fold, as far as this process has read the ledger, and where they lead.
+    """Return the valid commits after a fold, as far as this process has read the ledger, and the fold that they make.
 
     Raises Damaged, Unavailable.
     """
@@ -224,7 +229,7 @@ def commits_behind(log: Log, folded: LedgerBase) -> tuple[list[ValidCommit], Fol
             commits = replay.read_to(view.place.position)
             if replay.fold.restarted != view.state.restarted:
                 raise OffsetGone(
-                    "a loss was accepted, and nothing is left that shows whether what was folded before is part of it",
+                    "a loss was accepted, and no record shows whether the earlier fold has lost commits",
                     log=log.name,
                     offset=view.state.restarted,
                     position=folded.place.position,
@@ -236,8 +241,8 @@ def commits_behind(log: Log, folded: LedgerBase) -> tuple[list[ValidCommit], Fol
 def _commits_between(
     log: Log, history: RetainedHistory, first: int, last: int
 ) -> tuple[Sequence[ValidCommit], LedgerBase]:
-    """The commits behind a position and up to another, and the ledger there; all of it is folded by now."""
-    base = history.base_for(first)  # What a snapshot no longer holds is not served by chance.
+    """Return the commits after one position and up to another, and the ledger folded to the latter."""
+    base = history.base_for(first)  # Raises for a truncated start, even if this process still knows its commits.
     log.history.read_to(history.ledger.end, history.asked_s)
     if last == history.ledger.end:
         view, commits = log.history.since(first)
@@ -248,13 +253,13 @@ def _commits_between(
         return replay.read_to(last), replay.folded
 
 
-def planned_anew(attempt: Callable[[], T]) -> T:
-    """The result of `attempt`, called again while truncation outruns its plan. Raises what the last call does."""
+def retry_planning(attempt: Callable[[], T]) -> T:
+    """Call `attempt`, again while truncation outruns its plan, and return its result. Raises the last call's error."""
     for _ in range(ATTEMPTS - 1):
         try:
             return attempt()
         except (NotFound, OffsetGone):
-            continue  # Truncation outran us.
+            continue  # The log was truncated meanwhile.
     return attempt()
 
 
@@ -262,8 +267,8 @@ def planned_anew(attempt: Callable[[], T]) -> T:
 
 
 class SnapshotFailed(Exception):
-    """A run of the snapshot cannot be read; `error` is what callers get if there is no way around it. `is_copy`: it was
-    a local copy, so the snapshot is not to blame.
+    """A run of the snapshot cannot be read. `error`: for callers, if the snapshot cannot be replaced. `is_copy`: only a
+    local copy failed, and not the snapshot.
     """
 
     def __init__(self, error: CorruptRun | NotFound, *, is_copy: bool = False) -> None:
@@ -280,8 +285,9 @@ class LogOffsets(NamedTuple):
 
 
 def _check_made(log: Log, history: RetainedHistory, made: Plan) -> dict[int, OffsetRange]:
-    """Compare the ledger, read to its end, and the log with what was seen and planned. Returns `data_offsets`. Raises
-    OffsetGone, BeyondEnd, AnchorMismatch, Unavailable.
+    """Compare ledger and log with the observed places and the plan. Return `data_offsets`.
+
+    Raises OffsetGone, BeyondEnd, AnchorMismatch, Unavailable.
     """
     there = data_offsets(log, made)
     log.evidence.check_ledger(places=history.seen, there=there, end=history.ledger.end, since_s=history.asked_s)
@@ -290,13 +296,14 @@ def _check_made(log: Log, history: RetainedHistory, made: Plan) -> dict[int, Off
 
 
 def data_offsets(log: Log, plan: Plan) -> dict[int, OffsetRange]:
-    """Of all partitions, now. What the plan knows to have been there is asked for again before it is taken for lost."""
+    """Return the present offsets of all partitions. Ends below those that the plan knows are asked for again."""
     return log.data_offsets(at_least=not_forfeited(plan.state.accepted, plan.state.committed_positions))
 
 
 def check_held(log: Log, plan: Plan) -> LogOffsets | None:
-    """Check that log and store still hold what the plan reads. Returns the offsets, None for a snapshot alone. Raises
-    OffsetGone, after which planning again may help, BeyondEnd, BrokerUnavailable, StoreUnavailable.
+    """Check that log and store still have the data that the plan reads. Return the offsets, None for a snapshot alone.
+
+    Raises OffsetGone, after which planning again may help, BeyondEnd, BrokerUnavailable, StoreUnavailable.
     """
     if plan.manifest is not None:
         check_manifest(log, plan.manifest)
@@ -309,7 +316,7 @@ def check_held(log: Log, plan: Plan) -> LogOffsets | None:
 
 
 def check_plan(log: Log, plan: Plan) -> None:
-    """As `check_held`, and that the records are still those that the snapshot was built on: raises AnchorMismatch."""
+    """Check as `check_held`, and compare the snapshot's anchors. Raises AnchorMismatch, too."""
     found = check_held(log, plan)
     if found is not None:
         anchors = plan.manifest.anchors if plan.manifest else ()
@@ -318,7 +325,7 @@ def check_plan(log: Log, plan: Plan) -> None:
 
 
 def check_manifest(log: Log, manifest: Manifest) -> None:
-    """Whether a snapshot is still there. Raises OffsetGone if it was cleaned up, or is damaged: the next plan tells."""
+    """Raise OffsetGone if a snapshot was cleaned up, or is damaged: the next plan raises the right error."""
     found = None
     with suppress(CorruptManifest):
         found = log.manifests.find(manifest.number)
@@ -332,9 +339,11 @@ def check_manifest(log: Log, manifest: Manifest) -> None:
 
 
 def check_reach(plan: Plan, offsets: LogOffsets, log: str) -> None:
-    """Compare a plan with what the log holds now. Raises BeyondEnd if the ledger ends below the position, or, without
-    an accepted loss, a partition below its committed one; OffsetGone if a partition starts above what is to be read, or
-    the ledger above what a follower reads next, which planning again may mend.
+    """Compare a plan with the log's present offsets.
+
+    Raises BeyondEnd if the ledger ends below the position, or, without an accepted loss, a partition below its
+    committed one. Raises OffsetGone if a partition starts above an offset to read, or the ledger above a needed
+    position. Planning again may then help.
     """
     check_reaches(log, offsets.ledger.end, plan.position)
     needed = plan.first_carried
@@ -342,11 +351,11 @@ def check_reach(plan: Plan, offsets: LogOffsets, log: str) -> None:
         needed = plan.position
     if needed is not None and needed < offsets.ledger.start:
         raise OffsetGone(
-            "the ledger starts above what the plan needs of it",
+            "the ledger starts above the position that the plan needs",
             log=log,
             position=needed,
             log_start=offsets.ledger.start,
-            hint="The log was truncated past this state: recover again",
+            hint="Recover again: the log was truncated past this state",
         )
     for partition in plan.partitions:
         committed, end_offset = plan.state.committed_positions.get(partition, 0), offsets.data[partition].end
@@ -357,7 +366,7 @@ def check_reach(plan: Plan, offsets: LogOffsets, log: str) -> None:
                 partition=partition,
                 end_offset=end_offset,
                 committed_position=committed,
-                hint="Acknowledged records are gone: restore the topic, or accept the loss",
+                hint="Restore the topic, or accept the loss: acknowledged records are missing",
             )
     for partition, first_offset in plan.next_offsets.items():
         log_start = offsets.data[partition].start
@@ -370,5 +379,5 @@ def check_reach(plan: Plan, offsets: LogOffsets, log: str) -> None:
                 log_start=log_start,
                 manifest=plan.manifest_number,
                 position=plan.position,
-                hint="More was truncated than the snapshots cover: restore the topic or a newer manifest",
+                hint="Restore the topic or a newer manifest: more was truncated than the snapshots cover",
             )

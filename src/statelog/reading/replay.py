@@ -1,16 +1,15 @@
-"""The one replay path: materializer, recovery and Spark read committed changes here and nowhere else; `Converter`,
-which makes changes of any value schema of a log, from runs and from chunks, changes of one; and `RetryingReader`, which
-asks again while a broker is away for a moment.
+"""The one replay path: materializer, recovery and Spark read committed changes here and nowhere else. `Converter`
+converts changes of runs and chunks to one value schema; `RetryingReader` retries while a broker is briefly unavailable.
 
-It executes a `ReplayPlan`: fetches the planned offset ranges, decodes what a commit lists and nothing else, and fails
-if anything listed is missing or differs. What cannot even be unpacked is stepped over where no commit lists it. Publish
-nothing before the iterator has ended: only its end says that all that was listed is there.
+`replay` executes a `ReplayPlan`: it fetches the planned offset ranges, decodes only listed chunks, and fails if one is
+missing or differs. Records that cannot be unpacked are skipped if no commit lists them. Publish nothing before the
+iterator has ended: only its end shows that no listed chunk is missing.
 
-What commits carry in their ledger records comes in between, so that each partition has its changes in the order of the
-commits. It is read portion by portion, each before the chunks of the data topic beside it.
+Changes inside ledger records come in between, so that each partition has its changes in the order of the commits. They
+are read portion by portion, each before its chunks of the data topic.
 
-The time of a retry runs from the last sign of life, as a record is, or from the first question after a rest. A read
-that is taken up again goes on behind the last record that came, so none comes twice and none is missed.
+A retry's time runs from the last record, or from the first request after a pause. A resumed read goes on behind the
+last record, so none comes twice and none is missed.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -37,7 +36,7 @@ _SMALL_BYTES = 16 * 1024
 _HELD_BYTES = 2 * 1024  # A record, its head and the rest of its objects.
 _WAITING_BYTES = 4 << 20
 _PORTION_BYTES = 16 << 20
-"""So much of what ledger records carry is held at once."""
+"""The most changes of ledger records that are held at once."""
 _RETRY_S = 0.2
 T = TypeVar("T")
 
@@ -53,13 +52,16 @@ def replay(
     ledger: Callable[[], Reader] | None = None,
     last: dict[int, LastRecord] | None = None,
 ) -> Iterator[CommittedChunk]:
-    """Yield the committed chunks of `plan`, in commit order within a partition; small ones `together` as they come,
-    because each costs what its objects cost.
+    """Yield the committed chunks of `plan`, in commit order within a partition.
 
-    `reader` is one of the data topic; None if nothing there is listed. `ledger` makes one of the ledger, closed here.
-    `change_schema` gives the Arrow schema of changes whose values have a schema id. At the end `last` has the last
-    chunk's record of each partition. Raises IncompleteChangeSet, AnchorMismatch, CorruptChunk, Unreadable,
-    UnknownFormat, OffsetGone, BeyondEnd, BrokerUnavailable.
+    `reader`: of the data topic; None if the plan lists no chunk there.
+    `change_schema`: returns the Arrow schema of changes by the schema id of their values.
+    `together`: join small chunks, because each costs its objects.
+    `ledger`: makes a reader of the ledger, which is closed here.
+    `last`: has the record of each partition's last chunk at the end.
+
+    Raises IncompleteChangeSet, AnchorMismatch, CorruptChunk, Unreadable, UnknownFormat, OffsetGone, BeyondEnd,
+    BrokerUnavailable.
     """
     schema = change_schema or log.change_schema
     with ExitStack() as opened:
@@ -78,7 +80,7 @@ def replay(
 
 
 class _Portion:
-    """The replay of a portion of a plan: its data topic, with what ledger records carried in between."""
+    """The replay of a portion of a plan: chunks of the data topic, with changes of ledger records in between."""
 
     def __init__(
         self,
@@ -96,10 +98,10 @@ class _Portion:
         self._checks = {partition: PartitionCheck(topic, partition, plan) for partition in plan.listed}
         self._waiting: dict[int, _WaitingChunks] = {}
         self.newest: dict[int, Record] = {}
-        """The last chunk's record of each partition, so far."""
+        """The record of each partition's last chunk so far."""
 
     def chunks(self, reader: Reader | None, *, stall_timeout_s: float) -> Iterator[CommittedChunk]:
-        """The chunks that are listed, with what was carried in between. Raises as `replay`."""
+        """Yield the listed chunks, with changes of ledger records in between. Raises the errors of `replay`."""
         if reader is not None:
             yield from self._listed(reader, stall_timeout_s)
         yield from self._carried.rest()
@@ -128,7 +130,7 @@ class _Portion:
         yield from self._decode_all()
 
     def _before(self, partition: int, commit: int) -> Iterator[CommittedChunk]:
-        """What earlier commits carried for a partition, behind what waits there."""
+        """Yield the changes that earlier commits carry for a partition, after its waiting chunks."""
         for chunk in self._carried.before(partition, commit):
             mine = self._waiting.pop(partition, None)
             if mine is not None:
@@ -136,7 +138,7 @@ class _Portion:
             yield chunk
 
     def _decode_all(self) -> Iterator[CommittedChunk]:
-        """What waits, by partition, and then nothing does."""
+        """Decode and yield all waiting chunks, by partition."""
         while self._waiting:
             yield self._waiting.popitem()[1].decode(self._topic, self._change_schema)
 
@@ -144,13 +146,14 @@ class _Portion:
 def _listed(
     reader: Reader, topic: str, checks: Mapping[int, PartitionCheck], *, stall_timeout_s: float
 ) -> Iterator[tuple[Record, ChunkHead, int, int]]:
-    """What lies at listed offsets and belongs there, with what `decode_head` gives, and the number of its commit. What
-    a foreign record stands in for is missed at the end.
+    """Yield the chunks at listed offsets, with the result of `decode_head`, and the number of their commit.
+
+    A foreign record at a listed offset is skipped, and its chunk reported missing at the end.
     """
-    places = {partition: check.ranges for partition, check in checks.items()}
-    rounds = max((len(ranges) for ranges in places.values()), default=0)
+    planned = {partition: check.ranges for partition, check in checks.items()}
+    rounds = max((len(ranges) for ranges in planned.values()), default=0)
     for i in range(rounds):
-        wanted = {p: OffsetRange(*ranges[i]) for p, ranges in places.items() if i < len(ranges)}
+        wanted = {p: OffsetRange(*ranges[i]) for p, ranges in planned.items() if i < len(ranges)}
         records = read_past(
             reader, wanted, stall_timeout_s=stall_timeout_s, counts=lambda p, offsets: checks[p].lists_any(*offsets)
         )
@@ -170,7 +173,7 @@ def _listed(
 
 
 class _WaitingChunks:
-    """Chunks of a partition whose values have one schema, one after the other, and where they lie."""
+    """Chunks of a partition in a row, with values of one schema, and their offsets."""
 
     __slots__ = ("chunks", "commit", "offsets", "partition", "schema_id")
 
@@ -182,7 +185,7 @@ class _WaitingChunks:
         self.chunks = VerifiedChunks()
 
     def decode(self, topic: str, change_schema: Callable[[int], pa.Schema]) -> CommittedChunk:
-        """Raises CorruptChunk, which says where it lies."""
+        """Decode the chunks as one. Raises CorruptChunk with the place of the corrupt one."""
         schema = change_schema(self.schema_id)
         try:
             changes = decode_batches(self.chunks, schema)
@@ -198,7 +201,7 @@ class _WaitingChunks:
 
 
 def verify_handle(log: Log, handle: Handle) -> None:
-    """Read back the change sets of a handle. Raises Damaged, IncompleteChangeSet above all, if they are not there."""
+    """Read back the change sets of a handle. Raises Damaged, such as IncompleteChangeSet, if one is missing."""
     plan = plan_replay([CommitContents((handle,))], range(log.descriptor.partitions))
     with closing(log.kafka.reader(log.data_topic)) as reader:
         for _ in replay(log, reader, plan, stall_timeout_s=STALL_TIMEOUT_S):
@@ -206,11 +209,13 @@ def verify_handle(log: Log, handle: Handle) -> None:
 
 
 class Converter:
-    """Converts to one value schema. `newest_id` is the newest of that one and those met so far."""
+    """Converts changes to one value schema. `newest_id`: the newest schema, of the target and the changes so far."""
 
     def __init__(self, log: Log, target_id: int | None = None, *, drops_fields: bool = True) -> None:
-        """`target_id` is the schema to convert to, None for the newest. Without `drops_fields` values of a newer schema
-        are refused even if they convert, because fields that only it has would be lost.
+        """Choose the target.
+
+        `target_id`: the schema to convert to, None for the newest.
+        `drops_fields`: False refuses values of a newer schema even if they convert, because they may have more fields.
         """
         self._drops_fields = drops_fields
         self._log = log
@@ -220,14 +225,14 @@ class Converter:
         self.newest_id = self.target.id
 
     def chunk(self, chunk: CommittedChunk) -> CommittedChunk:
-        """A chunk in the one schema, with the memory that it then holds. Raises IncompatibleSchema, as `batch`."""
+        """Convert a chunk, and update the memory that it holds. Raises IncompatibleSchema, as `batch`."""
         changes = self.batch(chunk.changes, chunk.value_schema_id)
         if changes is chunk.changes:
             return chunk
         return chunk._replace(changes=changes, size_bytes=max(chunk.size_bytes, changes.nbytes))
 
     def batch(self, changes: pa.RecordBatch, value_schema_id: int) -> pa.RecordBatch:
-        """A chunk's changes. Raises IncompatibleSchema if the target is older and cannot, or may not, read them."""
+        """Convert a chunk's changes. Raises IncompatibleSchema if an older target cannot or may not read them."""
         if value_schema_id == self.target.id:
             return changes
         if value_schema_id > self.target.id and not self._drops_fields:
@@ -238,7 +243,7 @@ class Converter:
         return pa.RecordBatch.from_arrays([*changes.columns[:3], value], schema=self.schema)
 
     def table(self, changes: pa.Table, value_schema_id: int) -> pa.Table:
-        """A run's changes. Raises IncompatibleSchema, as for a chunk's."""
+        """Convert a run's changes. Raises IncompatibleSchema, as `batch`."""
         if value_schema_id == self.target.id:
             return changes
         batches = [self.batch(batch, value_schema_id) for batch in changes.to_batches()]
@@ -246,39 +251,39 @@ class Converter:
 
 
 def newer_values(found_id: int, asked_id: int) -> IncompatibleSchema:
-    """The error for values in a newer schema than requested: converting them would drop fields."""
+    """Make the error for values in a newer schema than requested: converting them would drop fields."""
     return IncompatibleSchema(
         "there are values of a newer schema than they are read in",
-        hint="Plan the read again; in Spark load() and start the query again: a DataFrame keeps the columns of its"
-        " load(). The newest schema reads all values",
+        hint="Plan the read again, in the newest schema, which reads all values. In Spark, call load() and start the"
+        " query again, because a DataFrame retains the columns of its load()",
         found_schema=found_id,
         asked_schema=asked_id,
     )
 
 
-# ---- asked again
+# ---- retries
 
 
 Pause = Callable[[float], bool]
-"""Waits so many seconds; True if the answer is no longer wanted. `Event.wait` is one."""
+"""Wait for a number of seconds; return True if the answer is no longer wanted. `Event.wait` is one."""
 
 
 @dataclass(slots=True)
 class ReadCount:
-    """What one thread has read so far, and whether from local copies of change sets. Others may look at any time."""
+    """The amounts that one thread has read, and whether from local copies of change sets. Any thread may read it."""
 
     changes: int = 0
     size_bytes: int = 0
     is_local: bool = False
 
     def add(self, changes: int, size_bytes: int) -> None:
-        """Count what was read."""
+        """Add changes and bytes that were read."""
         self.changes += changes
         self.size_bytes += size_bytes
 
 
 class RetryWindow:
-    """Ends `limit_s` after the last sign of life. `clock`: seconds. Belongs to one thread."""
+    """A time for retries that ends `limit_s` after the last answer. `clock`: in seconds. Belongs to one thread."""
 
     def __init__(self, limit_s: float, clock: Callable[[], float]) -> None:
         self._limit_s = limit_s
@@ -286,21 +291,21 @@ class RetryWindow:
         self._since_s: float | None = None
 
     def ask(self) -> None:
-        """A question begins. It counts from here, unless an earlier one got no answer."""
+        """Begin a request. The time runs from here, unless an earlier request is unanswered."""
         if self._since_s is None:
             self._since_s = self._clock()
 
-    def heard(self) -> None:
-        """An answer, or a part of it."""
+    def answered(self) -> None:
+        """Note an answer, or a part of one."""
         self._since_s = None
 
     @property
     def is_over(self) -> bool:
-        """Whether nothing was heard for too long."""
+        """Whether there was no answer for too long."""
         return self._since_s is not None and self._clock() - self._since_s >= self._limit_s
 
     def call(self, question: Callable[[], T], pause: Pause) -> T:
-        """The answer, however often it has to be asked for. Raises the last Unavailable once the window is over."""
+        """Retry a request until there is an answer. Raises the last Unavailable once the window is over."""
         while True:
             self.ask()
             try:
@@ -309,12 +314,12 @@ class RetryWindow:
                 if self.is_over or pause(_RETRY_S):
                     raise
             else:
-                self.heard()
+                self.answered()
                 return answer
 
 
 class RetryingReader:
-    """A `Reader` that takes up what another one left when its broker went away."""
+    """A `Reader` that resumes the reads of another one when its broker was unavailable."""
 
     def __init__(self, reader: Reader, retries: RetryWindow, pause: Pause) -> None:
         self._reader = reader
@@ -331,13 +336,13 @@ class RetryingReader:
                 for record in self._reader.read(left, stall_timeout_s=stall_timeout_s):
                     next_offsets[record.partition] = record.offset + 1
                     yield record
-                    self._retries.heard()
-                    self._retries.ask()  # Only now: the consumer may have taken its time.
+                    self._retries.answered()
+                    self._retries.ask()  # Only now, because the consumer may have been slow.
             except BrokerUnavailable:
                 if self._retries.is_over or self._pause(_RETRY_S):
                     raise
             else:
-                self._retries.heard()
+                self._retries.answered()
                 return
 
     def close(self) -> None:

@@ -1,13 +1,13 @@
-"""`RetainedHistory`: what a log holds of its history now: its snapshots, its ledger, and where a state lies in it.
+"""`RetainedHistory`: the retained history of a log: its snapshots, its ledger, and the positions of states.
 
-Changes can be read from a position on if the fold of the ledger can begin at or below it and the data topic still has
-what was committed behind it.
+Changes can be read from a position on if two things are retained: a fold of the ledger at or below it, and everything
+in the data topic that was committed after it.
 
 Invariants:
-- Manifests are listed before the ledger's end is asked, so no snapshot that was listed can lie above it.
-- No end is believed that lies below what this process was told or has read through this log, nor below what the caller
-  knows of.
-- A snapshot that failed is never used again, and is never passed over in silence.
+- Manifests are listed before the ledger's end is looked up, so no listed snapshot can be above it.
+- An end is not believed if it is below what the caller knows of, or below what this process has read through this log
+  or got acknowledged.
+- A snapshot that failed is never used again, and never passed over in silence.
 """
 
 import logging
@@ -37,16 +37,16 @@ from statelog.store.port import FileInfo
 
 _LOG = logging.getLogger("statelog.recovery")
 _HINT = (
-    "Ask for changes from the oldest to the newest position (earliest: all that is held); what lies below is in the"
-    " state only"
+    "Choose positions from the oldest to the newest (earliest: all retained changes); older changes are in the state"
+    " only"
 )
 _CLOCKS_APART_S = 600
-"""By how much the materializer's clock and the store's are believed to be behind the brokers' at most, both of them."""
+"""The most that the materializer's and the store's clock are assumed to be behind the brokers'."""
 
 
 def place_at(log: Log, position: int) -> Place:
-    """A position that the ledger reaches, with the record below it, if that is still there, or if the ledger was
-    truncated up to a snapshot of this position. Raises BeyondEnd, Unreadable, Unavailable.
+    """Return the place at a ledger position. It has the record below the position if the ledger still has that, or if a
+    snapshot is of this very position. Raises BeyondEnd, Unreadable, Unavailable.
     """
     if position == 0:
         return ORIGIN
@@ -59,10 +59,12 @@ def place_at(log: Log, position: int) -> Place:
 
 
 class RetainedHistory:
-    """One look at a log: `manifests` newest first, perhaps as old as `max_age_s`, then the ledger's start and end.
+    """A log at one moment: `manifests`, newest first and at most `max_age_s` old, then the ledger's start and end.
 
-    `base` is a fold that the caller has kept, for a start that no snapshot is left for; `seen` is what it remembers of
-    the ledger. Raises BeyondEnd if that ends below a snapshot or what was seen of it, BrokerUnavailable.
+    `base`: a fold that the caller has retained, for a start below all snapshots.
+    `seen`: the places of the ledger that the caller remembers.
+
+    Raises BeyondEnd if the ledger ends below a snapshot or an observed place, BrokerUnavailable.
     """
 
     def __init__(
@@ -81,29 +83,31 @@ class RetainedHistory:
         self.snapshots = snapshots or Snapshots(log)
         self.manifests = self.snapshots.listed(max_age_s=max_age_s)
         self.seen = [*seen, *([self.newest.place] if self.newest else [])]
-        """What the ledger is compared with: the places that the caller remembers, and that of the newest snapshot."""
+        """The places that the ledger is compared with: the caller's, and the newest snapshot's."""
         self.asked_s = log.history.now_s()
-        """When the ledger's end was asked for, by the time of its history."""
+        """When the ledger's end was looked up, by the time of its history."""
         self.ledger = self._ledger_range()
 
     @property
     def newest(self) -> Manifest | None:
-        """The newest snapshot that can be read."""
+        """The newest readable snapshot."""
         return next(iter(self.manifests), None)
 
     def snapshot_at(self, position: int) -> Manifest | None:
-        """The newest snapshot at or below a position, None if there is none."""
+        """Return the newest snapshot at or below a position, None if there is none."""
         return next((one for one in self.manifests if one.position <= position), None)
 
     @property
     def holds_mark(self) -> bool:
-        """Whether the ledger has its first record, and the log began with that."""
+        """Whether the ledger still has its first record, and the log began with it."""
         return self.ledger.start == 0 and self._log.descriptor.made_with is None and self._begins_at == 0
 
     @property
     def oldest_position(self) -> int:
-        """The lowest position from which changes can be read. If there is none, that of the newest state of which it is
-        known what was committed behind it: who begins there is told what is gone.
+        """The lowest position from which changes can be read.
+
+        If there is none, the newest snapshot's position: a reader that starts there gets an error that names what is
+        missing.
         """
         if self._oldest is not None:
             return self._oldest
@@ -113,11 +117,14 @@ class RetainedHistory:
 
     @property
     def misses_changes(self) -> bool:
-        """Whether there is no position from which changes can be read: what somebody committed is gone."""
+        """Whether there is no position from which changes can be read, because committed changes are missing."""
         return self._oldest is None
 
     def base_for(self, start_position: int) -> LedgerBase | None:
-        """The nearest fold at or below a position; None for the ledger's first record. NotFound if none is left."""
+        """Return the nearest fold at or below a position; None for the ledger's first record.
+
+        Raises NotFound if there is none.
+        """
         below = [base for base in self._bases() if base.state.position <= start_position]
         if below:
             return max(below, key=lambda base: base.state.position)
@@ -126,7 +133,7 @@ class RetainedHistory:
         raise self.not_held(f"changes from position {start_position} on")
 
     def find(self, at: At) -> int | None:
-        """The position of a state, None if the log does not hold it. Raises Misuse if it has no times."""
+        """Return the position of a state, None if the log does not have it. Raises Misuse if the log has no times."""
         match at:
             case AtPosition(position):
                 return position if position <= self.ledger.end else None
@@ -135,18 +142,18 @@ class RetainedHistory:
             case AtTime(timestamp_ms):
                 found = self._first_since(timestamp_ms)
                 if found == self.ledger.start and not self.holds_mark and not self._all_older(timestamp_ms):
-                    return None  # What was truncated may be of that time, too: it is not skipped.
+                    return None  # Truncated records may be of that time, too, and must not be skipped.
                 return found
 
     def resolve(self, at: At) -> int:
-        """As `find`. Raises NotFound if the log does not hold it, too."""
+        """Return the position of a state, as `find`. Raises NotFound, too, if the log does not have it."""
         found = self.find(at)
         if found is None:
             raise self.not_held(str(at))
         return found
 
     def not_held(self, what: str) -> NotFound:
-        """That the log does not hold something, and what it holds."""
+        """Make the error for changes or a state that the log does not have, with what it has."""
         return NotFound(
             f"the log {self._log.name} does not hold {what}",
             log=self._log.name,
@@ -156,7 +163,7 @@ class RetainedHistory:
         )
 
     def no_state(self, at: object, hint: str) -> NotFound:
-        """That the log does not hold a state, and which it holds."""
+        """Make the error for a state that the log does not have, with those that it has."""
         positions = [one.position for one in self.manifests]
         return NotFound(
             f"the log {self._log.name} does not hold the state at {at}",
@@ -173,13 +180,13 @@ class RetainedHistory:
         found = self._log.ledger.range(at_least=known)
         check_reaches(self._log.name, found.end, max((one.position for one in places if one.last), default=0))
         if found.end < known:
-            raise BrokerUnavailable(  # A position without its record may be a slip.
+            raise BrokerUnavailable(  # Not BeyondEnd: a position without its record may be a mistake.
                 "Kafka shows an older end of the ledger than the caller knows of",
                 topic=self._log.ledger_topic,
                 log_end=found.end,
                 position=known,
-                hint="Check the position: if it came from a commit, an old leader may have answered; try again. If it"
-                " stays so, the ledger lost its tail",
+                hint="Check the position. If it came from a commit, try again, because an old leader may have answered;"
+                " if the error stays, the ledger lost its tail",
             )
         return found
 
@@ -192,13 +199,13 @@ class RetainedHistory:
         return min((base.state.position for base in self._bases() if self._reaches_back(base)), default=None)
 
     def _bases(self) -> list[LedgerBase]:
-        """Those whose position the ledger still follows on, in no order."""
-        kept = [] if self._base is None else [self._base]
+        """Return the folds from which the ledger can be read on, in no order."""
+        given = [] if self._base is None else [self._base]
         start = max(self.ledger.start, self._begins_at)
-        return [base for base in (*kept, *self.manifests) if base.state.position >= start]
+        return [base for base in (*given, *self.manifests) if base.state.position >= start]
 
     def _reaches_back(self, base: LedgerBase) -> bool:
-        """Whether all that was committed behind a base is there. Kafka deletes by age what no commit lists, too."""
+        """Return whether the log has everything committed after a base. Chunks that no commit lists may be deleted."""
         if base.state.position == 0 and not self.holds_mark:
             return False
         committed = base.state.committed_positions
@@ -206,16 +213,16 @@ class RetainedHistory:
         return not cut or self._misses_nothing(base, cut)
 
     def _misses_nothing(self, base: LedgerBase, cut: Collection[int]) -> bool:
-        """Whether no commit behind a base lists what is gone of these partitions, but for what people gave up."""
+        """Return whether no commit after a base lists deleted chunks of these partitions, but for accepted losses."""
         position, starts = base.state.position, {partition: self._data[partition].start for partition in cut}
         with suppress(OffsetGone), self._log.replay(self.base_for(position), position) as ledger:
             listed = (entry for one in ledger.commits(self.ledger.end) for entry in one.entries(cut))
-            gone = [entry for entry in listed if entry.first_offset < starts[entry.partition]]
+            deleted = [entry for entry in listed if entry.first_offset < starts[entry.partition]]
             return all(
                 is_forfeited(
                     ledger.fold.accepted, one.partition, one.first_offset, min(one.end_offset, starts[one.partition])
                 )
-                for one in gone
+                for one in deleted
             )
         return False
 
@@ -230,7 +237,7 @@ class RetainedHistory:
     # ---- checkpoints
 
     def _find_checkpoint(self, at: AtCheckpoint) -> int | None:
-        """The position right after a checkpoint's commit, searched backwards."""
+        """Return the position right after a checkpoint's commit, by a search backwards."""
         upper = self.ledger.end
         for manifest in self.manifests:
             position = self._find_between(at, manifest, upper)
@@ -248,14 +255,16 @@ class RetainedHistory:
             with self._log.replay(base) as ledger:
                 found = [one.position for one in ledger.commits(end) if (one.writer, one.checkpoint_id) == wanted]
         except OffsetGone:
-            return None  # The ledger does not reach back this far, so no state there can be recovered either.
+            return None  # The ledger does not reach back so far, so no state there can be recovered either.
         return found[-1] if found else None
 
     # ---- times
 
     def _first_since(self, timestamp_ms: int) -> int:
-        """The offset of the ledger's first record of this time or later, by halving; the end if there is none. Times go
-        up, because brokers stamp what they append, but for a new leader whose clock is behind.
+        """Return the offset of the ledger's first record of this time or later, by bisection; the end if there is none.
+
+        Times ascend, because brokers stamp records as they append them, except after a change to a leader whose clock
+        is behind.
         """
         low, high = self.ledger
         with closing(self._log.kafka.reader(self._log.ledger_topic)) as reader:
@@ -269,7 +278,7 @@ class RetainedHistory:
         return low
 
     def _all_older(self, timestamp_ms: int) -> bool:
-        """Whether all that lay below the ledger's start is older: a snapshot of it was there before that time."""
+        """Return whether all records below the ledger's start are older: a snapshot of them is older than that time."""
         since_s = timestamp_ms / 1000 - _CLOCKS_APART_S
         put_s = {number: info.modified_s for number, info in self._log.manifests.listed().items()}
         return any(
@@ -280,24 +289,24 @@ class RetainedHistory:
     def _time_of(self, record: Record) -> int:
         if record.timestamp_ms < 0:
             raise Misuse(
-                "the ledger's records have no times of the broker's",
+                "the ledger's records have no times from the broker",
                 topic=self._log.ledger_topic,
-                hint="Ask by position or checkpoint; the topic's message.timestamp.type is not LogAppendTime",
+                hint="Choose a position or a checkpoint: the topic's message.timestamp.type is not LogAppendTime",
             )
         return record.timestamp_ms
 
 
 class Snapshots:
-    """The snapshots of a log, and what is known to be wrong with them."""
+    """The snapshots of a log, and the errors of those that were passed over."""
 
     def __init__(self, log: Log) -> None:
         self._log = log
         self.failed: dict[int, StatelogError] = {}
-        """What is wrong with those that were passed over, by number."""
+        """The errors of snapshots that were passed over, by number."""
         self.warnings: list[str] = []
 
     def listed(self, *, max_age_s: float = 0.0) -> "Manifests":
-        """Those of now, or of less than `max_age_s` ago. Raises IdentityChanged, StoreUnavailable."""
+        """List the snapshots; the listing may be `max_age_s` old. Raises IdentityChanged, StoreUnavailable."""
         listed = self._log.manifests.listed(max_age_s=max_age_s)
         newest = max(listed, default=0)
         return Manifests(
@@ -306,45 +315,46 @@ class Snapshots:
 
     @property
     def failure(self) -> StatelogError | None:
-        """What is wrong with the newest snapshot that was passed over."""
+        """The error of the newest snapshot that was passed over."""
         return self.failed[max(self.failed)] if self.failed else None
 
     def pass_over(self, number: int, error: StatelogError) -> None:
-        """Never use this snapshot again, and say so."""
+        """Never use this snapshot again, and warn."""
         self.failed[number] = error
         text = f"{self._log.name}: snapshot {number} is damaged, falling back to an older one: {error}"
         self.warnings.append(text)
         _LOG.warning(text)
 
     def read(self, number: int, listed: FileInfo, *, is_newest: bool, max_age_s: float) -> Manifest | None:
-        """A manifest, or None if it is gone, known to be damaged, or of topics that the log had before these. Raises
-        IdentityChanged if the newest one is of others, UnknownFormat.
+        """Read a manifest; None if it is deleted, known to be damaged, or of earlier topics of the log.
+
+        Raises IdentityChanged if the newest one is of other topics, UnknownFormat.
         """
         if number in self.failed:
             return None
         try:
             manifest = self._log.manifests.read(number, max_age_s=max_age_s, listed=listed)
         except NotFound:
-            return None  # Superseded and cleaned up since it was listed.
+            return None  # Superseded and cleaned up after the listing.
         except CorruptManifest as error:
             hint = error.hint or "Restore the file from a copy of the store"
             self.pass_over(number, error.restated(hint=hint))
             return None
         if manifest.identity != self._log.descriptor.identity:
             if not is_newest and self._log.descriptor.made_with is not None:
-                return None  # A person accepted that those are lost: no state of theirs is held any more.
+                return None  # A person accepted the loss of those topics, so their states do not count.
             raise IdentityChanged(
                 "a manifest was made for another log",
                 log=self._log.name,
                 manifest=number,
                 url=self._log.store.url,
-                hint="Files were copied between directories: restore this log's own",
+                hint="Restore this log's own files: files were copied between directories",
             )
         return manifest
 
 
 class Manifests:
-    """The readable manifests out of those listed, newest first, each read when it is first looked at."""
+    """The readable ones of listed manifests, newest first, each read on first use."""
 
     def __init__(self, numbers: Sequence[int], read: Callable[[int], Manifest | None]) -> None:
         self._numbers = numbers

@@ -1,20 +1,21 @@
-"""A tail as its newest changes: `SortedTail`, of any size, as sorted streams, spilled when memory is full; `MemoryTail`
-in memory, by partition. And `newest`, what runs and a tail come to.
+"""The newest changes of a tail. `SortedTail`: of any size, as sorted streams, spilled when memory is full.
+`MemoryTail`: in memory, by partition. `newest`: folds runs and a tail.
 
-`SortedTail` is the one external sort, of recoveries and rounds. Whenever more than `fold_bytes` of changes have piled
-up, they are sorted, and of each key only the newest is kept; if that leaves more than half, it goes to disk as one
-stream. The merge of all streams, oldest first, is the tail by (key group, key). Neighbouring streams of one level are
-merged into one as soon as there are as many as a merge may read at once, so their number, and that of open files, grows
-with the logarithm of the tail.
+`SortedTail` is the one external sort, of recoveries and rounds. When more than `fold_bytes` of changes have
+accumulated, they are sorted, and only the newest of each key is retained. If more than half is left, it goes to disk as
+one stream. The merge of all streams, oldest first, is the tail by (key group, key).
+
+Neighbouring streams of one level are merged into one once there are as many as a merge may read at once. So the number
+of streams, and of open files, grows with the logarithm of the tail.
 
 Invariants:
-- Deletes are kept, because what is merged below may hold what they delete.
-- Memory holds about three times `fold_bytes`, while what has piled up is sorted. A stream is written in frames of a
-  thirty-second of that (or one row), and a merge loads a frame of each of its streams: together at most half of
-  `fold_bytes`, whatever the size of keys and values, unless two rows exceed that.
+- Deletes are retained, because data below may have the deleted keys.
+- Memory holds about three times `fold_bytes`, during a sort. A stream is written in frames of a thirty-second of that
+  (or one row), and a merge loads a frame of each stream. Together these are at most half of `fold_bytes`, whatever the
+  size of keys and values, unless two rows exceed that.
 - Only neighbours merge, so later changes win.
-- One thread adds; another may close meanwhile, and then the next add is refused and nothing stays on the disk.
-- Values are never joined into one array, so a slice may hold more than the 2 GiB that one Arrow array can.
+- One thread adds. Another may close meanwhile; the next add is then refused, and nothing stays on the disk.
+- Values are never joined into one array, so a slice may exceed the 2 GiB of one Arrow array.
 """
 
 from collections.abc import Collection, Iterable, Iterator, Sequence
@@ -42,12 +43,12 @@ _LEAST_FRAME_BYTES = 256 * 1024
 _SEGMENT_BYTES = 1 << 30
 _MOST_ROW_BYTES = 1 << 31
 _MOST_BYTES = 1 << 30
-"""What is sorted at once: half of what one Arrow array can hold."""
-_HELD_BYTES = 4 * 1024  # A record, a batch and its buffers: what a chunk of a dozen changes takes, as measured.
+"""The most that is sorted at once: half of the largest Arrow array."""
+_HELD_BYTES = 4 * 1024  # A record, a batch and its buffers, as measured for a chunk of a dozen changes.
 
 
 class PartitionChanges:
-    """The changes of one partition as they arrive, oldest first; `size_bytes` is the memory that they take, about."""
+    """The changes of one partition as they arrive, oldest first. `size_bytes`: about the memory that they take."""
 
     def __init__(self) -> None:
         self.tables: list[pa.Table] = []
@@ -55,7 +56,7 @@ class PartitionChanges:
         self.size_bytes = 0
 
     def add(self, changes: pa.RecordBatch, held_bytes: int = 0) -> int:
-        """The next changes, which keep so many bytes in memory; 0 if nothing but their own. Returns the growth."""
+        """Add the next changes, and return the growth. `held_bytes`: the memory that they hold; 0: just their own."""
         self._is_sorted = False
         self.tables.append(pa.Table.from_batches([changes]))
         grown = max(held_bytes or changes.nbytes, _HELD_BYTES)
@@ -63,11 +64,11 @@ class PartitionChanges:
         return grown
 
     def replace(self, tables: Sequence[pa.Table]) -> None:
-        """Hold these instead: what a fold left."""
+        """Replace the changes by the result of a fold."""
         self.tables, self.size_bytes = list(tables), sum(table.nbytes for table in tables)
 
     def sort(self) -> pa.Table:
-        """The newest change of each key, sorted, which it holds from now on in place of all."""
+        """Reduce the changes to the newest of each key, sorted, and return them."""
         if not self._is_sorted:
             together = pa.concat_tables(self.tables)
             self.tables = []
@@ -78,7 +79,7 @@ class PartitionChanges:
 
 @dataclass(slots=True)
 class _Spilled:
-    """A sorted stream on the disk, how often it was merged, and the bytes of its largest frame."""
+    """A sorted stream on the disk, its level of merges, and the bytes of its largest frame."""
 
     queue: SpillQueue
     level: int
@@ -86,7 +87,7 @@ class _Spilled:
 
 
 class SortedTail(Closing):
-    """The changes of a tail, added in offset order within each partition. `directories` are spilled to in turn."""
+    """The changes of a tail, added in offset order within each partition. Spills to `directories` in turn."""
 
     def __init__(
         self, *, fold_bytes: int, directories: tuple[Path, ...], open_file: OpenSpillFile | None = None
@@ -100,12 +101,13 @@ class SortedTail(Closing):
         self._piles: dict[int, PartitionChanges] = {}
         self._held_bytes = 0
         self._spilled: list[_Spilled] = []
-        self._lock = Lock()  # Held while queues come and go, never while they are written or read.
+        self._lock = Lock()  # Held while queues are added or removed, never while they are written or read.
         self._is_closed = False
 
     def add(self, partition: int, changes: pa.RecordBatch, held_bytes: int = 0) -> None:
-        """The next changes of a partition, as `PartitionChanges` takes them. Raises StorageFull, StoreUnavailable,
-        ConfigError for directories that cannot be used, ClosedError.
+        """Add the next changes of a partition, as `PartitionChanges.add`.
+
+        Raises StorageFull, StoreUnavailable, ConfigError for unusable directories, ClosedError.
         """
         if not changes.num_rows:
             return
@@ -114,12 +116,12 @@ class SortedTail(Closing):
             self._fold()
 
     def finish(self) -> None:
-        """That was all: what is on disk becomes as few streams as one merge may read. Raises as `add`."""
+        """End the tail: merge the streams on disk until one merge can read all. Raises the errors of `add`."""
         while len(self._spilled) > (most := self._fan_in(self._spilled)):
             self._merge_last(most)
 
     def streams(self) -> list[Iterator[pa.Table]]:
-        """Sorted streams of what was added, oldest first, one row for each key in each. To be read once."""
+        """Return the sorted streams of the changes, oldest first, with one row for each key in each. Read them once."""
         newest = self._sorted()
         if self._spilled:
             newest = (piece for table in newest for piece in cut_by_bytes(table, self._frame_bytes))
@@ -133,7 +135,7 @@ class SortedTail(Closing):
                 spilled.queue.close()
 
     def _fold(self) -> None:
-        """Sort; if that freed less than half, spill, because the next fold would come too soon."""
+        """Sort. If that frees less than half, spill, because the next fold would come too soon."""
         for pile in self._piles.values():
             pile.sort()
         self._held_bytes = sum(pile.size_bytes for pile in self._piles.values())
@@ -144,17 +146,17 @@ class SortedTail(Closing):
                 self._merge_last(count)
 
     def _sorted(self) -> Iterator[pa.Table]:
-        """What is in memory, by partition, each released before the next is sorted."""
+        """Yield the changes in memory, by partition. Each is released before the next is sorted."""
         for partition in sorted(self._piles):
             yield self._piles.pop(partition).sort()
 
     def _fan_in(self, members: Sequence[_Spilled]) -> int:
-        """How many of these streams may be read at once, by the size of their frames."""
+        """Return how many of these streams may be read at once, by the size of their frames."""
         largest = max((spilled.frame_bytes for spilled in members), default=1)
         return max(2, min(_AT_ONCE, _AT_ONCE * self._frame_bytes // largest))
 
     def _full_level(self) -> int:
-        """How many of the last streams are a level that is full; 0 if it is not."""
+        """Return the number of streams of the last level if it is full, else 0."""
         members = [spilled for spilled in self._spilled if spilled.level == self._spilled[-1].level]
         return len(members) if len(members) >= self._fan_in(members) else 0
 
@@ -173,7 +175,7 @@ class SortedTail(Closing):
         spilled = _Spilled(queue, level)
         with self._lock:
             if self._is_closed:
-                raise ClosedError("a tail was added to after it was closed")
+                raise ClosedError("the tail was closed")
             self._spilled.append(spilled)
         for batch in cut_to_frames(tables, self._frame_bytes):
             spilled.frame_bytes = max(spilled.frame_bytes, batch.nbytes)
@@ -196,8 +198,9 @@ def _drain(queue: SpillQueue) -> Iterator[pa.Table]:
 
 
 def cut_to_frames(tables: Iterable[pa.Table], frame_bytes: int) -> Iterator[pa.RecordBatch]:
-    """The tables, one after the other, in batches of about `frame_bytes` at most, none of them empty; a larger row is
-    alone in its own, and small tables are joined, because every frame costs its own calls.
+    """Yield the tables in a row as non-empty batches of about `frame_bytes` at most.
+
+    A larger row has a batch of its own. Small tables are joined, because every frame has a cost of its own.
     """
     waiting: list[pa.Table] = []
     waiting_bytes = 0
@@ -219,14 +222,14 @@ def _cut(tables: list[pa.Table], frame_bytes: int) -> Iterator[pa.RecordBatch]:
 
 
 SLICE_KEY_BYTES = 1 << 30
-"""Keys compared at once: half of what one Arrow array can hold."""
+"""The most key bytes that are compared at once: half of the largest Arrow array."""
 _SMALL_ROWS, _SMALL_BYTES = 2048, 1 << 20
 _JOINED_TABLES = _KEY_SAMPLES = 64
 _LARGE_ROW_BYTES, _LARGE_ROWS_BYTES = 4 << 10, 64 << 20
 
 
 def newest(tables: Sequence[pa.Table], *, keep_deletes: bool, max_key_bytes: int = SLICE_KEY_BYTES) -> list[pa.Table]:
-    """The tables, less every row that a later row of its key replaces; and less the deletes, unless they are kept."""
+    """Return the tables without rows that a later row of their key replaces, and without deletes by default."""
     filled = _joined([table for table in tables if table.num_rows])
     if not filled:
         return []
@@ -235,22 +238,22 @@ def newest(tables: Sequence[pa.Table], *, keep_deletes: bool, max_key_bytes: int
         return [one for half in halves for one in newest(half, keep_deletes=keep_deletes, max_key_bytes=max_key_bytes)]
     groups = pa.concat_arrays([chunk for table in filled for chunk in table.column("key_group").chunks])
     keys = pa.concat_arrays([chunk for table in filled for chunk in table.column("key").chunks])
-    keep, kept, start = is_last_row(groups, keys), list[pa.Table](), 0
+    keep, left, start = is_last_row(groups, keys), list[pa.Table](), 0
     for table in filled:
         mine = keep[start : start + table.num_rows]
         start += table.num_rows
         if not keep_deletes:
             mine = mine & (numbers_of(table.column("op")) != DELETE)
         if mine.all():
-            kept.append(table)
+            left.append(table)
         elif mine.any():
-            kept.append(table.take(column_of(np.flatnonzero(mine))))
-    return kept
+            left.append(table.take(column_of(np.flatnonzero(mine))))
+    return left
 
 
 def _joined(tables: Sequence[pa.Table]) -> list[pa.Table]:
-    """Join neighbours that are small: every table costs its own calls, however few rows it has. Few rows of large
-    values stay as they are, or each fold would copy them.
+    """Join small neighbours, because every table has a cost of its own. Few rows of large values stay as they are: else
+    each fold would copy them.
     """
     joined: list[pa.Table] = []
     for is_small, group in groupby(tables, _is_small):
@@ -270,7 +273,7 @@ def _is_small(table: pa.Table) -> bool:
 
 
 def _halves(tables: Sequence[pa.Table], max_key_bytes: int) -> tuple[list[pa.Table], list[pa.Table]] | None:
-    """The tables cut in two by key group, or within one by key, if their keys are too large to compare at once."""
+    """Cut the tables in two, by key group or within one by key, if their keys are too large to compare at once."""
     if sum(table.column("key").nbytes for table in tables) <= max_key_bytes:
         return None
     name, places = "key_group", sorted({int(one) for table in tables for one in np.unique(key_groups_of(table))})
@@ -286,15 +289,17 @@ def _halves(tables: Sequence[pa.Table], max_key_bytes: int) -> tuple[list[pa.Tab
 
 
 def select_key_groups(batch: pa.RecordBatch, wanted: Collection[int]) -> pa.RecordBatch:
-    """The changes of the wanted key groups, in their order."""
+    """Return the changes of the wanted key groups, in their order."""
     mask = np.isin(numbers_of(batch.column("key_group")), np.asarray(list(wanted), np.int64))
     return batch if mask.all() else batch.filter(column_of(mask))
 
 
 class MemoryTail:
-    """The tail as it comes, by partition. Whenever more than `fold_bytes`, or than what is folded, has come on top of
-    that, the partition that most of it is of is folded: memory stays near the newest changes and as much again, or
-    `fold_bytes`. Deletes are kept: the runs below may hold what they delete.
+    """The tail in memory, by partition.
+
+    When more unfolded changes than `fold_bytes`, and than folded ones, have come, the partition with most of them is
+    folded. So memory stays near twice the newest changes, or these and `fold_bytes`. Deletes are retained, because runs
+    below may have the deleted keys.
     """
 
     def __init__(self, *, fold_bytes: int) -> None:
@@ -304,7 +309,7 @@ class MemoryTail:
         self._folded_bytes = self._held_bytes = 0
 
     def add(self, partition: int, changes: pa.RecordBatch, held_bytes: int = 0) -> None:
-        """The next changes of a partition, in offset order, as `PartitionChanges` takes them."""
+        """Add the next changes of a partition, in offset order, as `PartitionChanges.add`."""
         if not changes.num_rows:
             return
         self._held_bytes += self._piles.setdefault(partition, PartitionChanges()).add(changes, held_bytes)
@@ -320,17 +325,18 @@ class MemoryTail:
         self._folded_bytes += pile.size_bytes - folded
 
     def tables(self, partition: int) -> list[pa.Table]:
-        """What a partition holds, oldest first, keys perhaps more than once. It is handed over, as by the other two."""
+        """Hand over a partition's changes, oldest first, with repeated keys, as `live` and `sorted` do."""
         pile = self._piles.pop(partition, None)
         return [] if pile is None else pile.tables
 
     def live(self, partition: int) -> list[pa.Table]:
-        """The live rows of a partition, in no order."""
+        """Hand over the live rows of a partition, in no order."""
         return newest(self.tables(partition), keep_deletes=False)
 
     def sorted(self, partition: int, most_bytes: int = _MOST_BYTES) -> list[pa.Table]:
-        """The newest changes of a partition by (key group, key), of which `most_bytes` are sorted at once; of large
-        rows less: they are few, and a sort copies them twice.
+        """Hand over the newest changes of a partition by (key group, key).
+
+        At most `most_bytes` are sorted at once, and less of large rows: they are few, and a sort copies them twice.
         """
         tables = self.tables(partition)
         size_bytes = sum(table.nbytes for table in tables)

@@ -317,7 +317,7 @@ class CommitFeed:
             if self._retries.is_over:
                 raise
             return []
-        self._retries.heard()
+        self._retries.answered()
         self.is_answered = True
         if not found:
             self._hold.move(self.folded.place.position, self._hold.needs.next_offsets)

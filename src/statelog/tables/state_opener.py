@@ -29,7 +29,7 @@ from statelog.reading import (
     make_plan,
     place_at,
     plan_of,
-    planned_anew,
+    retry_planning,
     warn_if_aged,
 )
 from statelog.recovery import AtPosition, Plan, Recovery, newest_changes, plan_changes
@@ -266,7 +266,7 @@ class StateOpener:
         """Make a new state, closed if it is on a disk, and return it with the number of rows read."""
         is_first = self._wanted.writer is None or self._setup.settings.loading is Loading.FIRST
         foldings = chain([self._wanted.folding], repeat(None))  # A retry takes the newest snapshot.
-        partial = None if is_first else planned_anew(lambda: self._partial(next(foldings)))
+        partial = None if is_first else retry_planning(lambda: self._partial(next(foldings)))
         store, rows = self._whole() if partial is None else partial
         try:
             store.adopt(

@@ -149,7 +149,7 @@ def test_a_claim_looks_at_the_logs_start_after_it_was_written(tmp_path: Path) ->
     for number in range(3):
         twin.write({b"k": str(number).encode()})
         twin.environment.run(run_round, twin.open(), settings_for(tmp_path))
-    with pytest.raises(OffsetGone, match="begin anew from a snapshot"):
+    with pytest.raises(OffsetGone, match="Start again from a snapshot"):
         _held(log).hold(old, None)
     held = _held(log, "two")
     held.hold(_state(log), None)

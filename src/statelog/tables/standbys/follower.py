@@ -24,7 +24,7 @@ from statelog.environment import GRACE_S
 from statelog.errors import BeyondEnd, BrokerUnavailable, ClosedError, DataLoss, IncompatibleSchema, OffsetGone
 from statelog.producer import Writer
 from statelog.producer.guard import Life
-from statelog.reading import planned_anew
+from statelog.reading import retry_planning
 from statelog.recovery import recover
 from statelog.recovery.changes import PAUSE, CommitFeed
 from statelog.schemas.values.schema import ValueSchema
@@ -54,7 +54,7 @@ class Follower:
         self._environment = setup.environment
         self._poll_s = poll_s
         self._stop = Event()
-        self._feed, view = planned_anew(lambda: self._begun(0, None, None))
+        self._feed, view = retry_planning(lambda: self._begun(0, None, None))
         self.state = FollowedState(view, self._environment.clock)
 
     # ---- the thread
@@ -201,7 +201,7 @@ class Follower:
                 old.state.close()
                 return Unfit(reason, has_lost=old.place.may_have_lost(place))
 
-            self._feed, self.state.view = planned_anew(lambda: self._begun(at_least, schema, release))
+            self._feed, self.state.view = retry_planning(lambda: self._begun(at_least, schema, release))
         self._environment.crash("rebuilt")
 
     def _begun(self, at_least: int, schema: ValueSchema | None, release: _Release | None) -> _Begun:
