@@ -284,7 +284,7 @@ class LogCopy(Round):
             except (NotFound, OffsetGone) as error:
                 _LOG.warning("%s: the whole state is copied again: %s", self._log.name, error)
             else:
-                self._held.enter_context(hold.kept(_THREAD))
+                self._held.enter_context(hold.renewing(_THREAD))
                 return plan
         plan = self._state(source, None)
         if origin is not None and plan.position < origin.place.position:
@@ -296,7 +296,7 @@ class LogCopy(Round):
         """Return a plan of the state at a position, or of the newest one, held by a lease as long as the copy runs."""
         held = self._held.enter_context(HeldPlan(source, _TERMS, at, is_alone=self._is_alone))
         plan = held.take()
-        self._held.enter_context(held.kept(_THREAD))  # Upload and read-back may take longer than a lease lasts.
+        self._held.enter_context(held.renewing(_THREAD))  # Upload and read-back may take longer than a lease lasts.
         return plan
 
     def _copy_schemas(self, source: Log) -> None:

@@ -142,7 +142,7 @@ class Hold(Closing):
         return True
 
     @contextmanager
-    def kept(self, name: str) -> Generator[None]:
+    def renewing(self, name: str) -> Generator[None]:
         """Renew the lease on a thread of this name until the block ends, for work that may outlast a lease.
 
         A lost lease gives a log line; the reads of the block fail if data was deleted.

@@ -354,7 +354,7 @@ def state(
     terms = terms_of(RecoverySettings(holder="spark-state", lease_ttl_s=lease_s))
     with closing(open_log(read.where)) as log, HeldPlan(log, terms, read.at, read.key_groups) as held:
         plan = held.take()
-        with held.kept("statelog-spark-state"):
+        with held.renewing("statelog-spark-state"):
             fixed = {name: value for name, value in given.items() if name.lower() not in (*_AT, "leaseseconds")}
             frame = spark.read.format("statelog").options(**fixed)
             yield frame.options(atPosition=str(plan.position), leaseSeconds="0").load()
