@@ -9,7 +9,7 @@ from tests.support.documents import DOCS, programs
 from tests.support.rooms import SOURCE
 
 _REAL = {"development.md", "spark.md"}
-"""What these show needs a broker: tests/integration/test_readme.py."""
+"""Pages whose programs need a broker: tests/integration/test_readme.py."""
 _GUIDES = sorted(page for page in (DOCS / "guide").glob("*.md") if programs(page) and page.name not in _REAL)
 _ROOMS = [SOURCE / room / "README.md" for room in ("producer", "recovery", "materializer", "tables")]
 _PAGES = (*_GUIDES, DOCS / "kafka.md", DOCS / "coming-from.md", DOCS / "values.md", DOCS / "rocksdb.md", *_ROOMS)

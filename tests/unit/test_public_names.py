@@ -197,9 +197,9 @@ INTERNAL = ("reading", "history")
 FACES = tuple(f"statelog.{room}" for room in ROOMS if room not in INTERNAL)
 HOMES = ("statelog", "statelog.errors", *FACES)
 _FACELESS = {"statelog.recovery": "statelog.reading.", "statelog.testing": "statelog.environment."}
-"""For the others: what a program, or its test, meets of it stands on this face."""
+"""For the other rooms: the face with the names that a program, or its test, uses."""
 MOST = 120
-"""So many names a person can know. The errors come on top."""
+"""The number of names that a person can know, without the errors."""
 EXCUSED = {
     "EngineMaker": "opaque: spark_engine makes one",
     "LedgerBase": "plan_changes(base=), which a stream passes to itself",
@@ -208,7 +208,7 @@ EXCUSED = {
     **dict.fromkeys(("Checkpoint", "Step"), "Grant.handle, which writers call"),
     **dict.fromkeys(("Delivery", "OffsetRange", "TopicSpec"), "the twins' methods, which the rooms call"),
 }
-"""What needs no home although it is passed, and why."""
+"""Names that need no home although they are passed, and why."""
 DOCUMENTS = ("*.md", "docs/**/*.md", "src/**/*.md", "examples/**/*.py", "demo/**/*.py")
 
 

@@ -12,7 +12,7 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 _BUILD = ("pyproject.toml", ".gitignore")
-"""What hatchling adds by itself."""
+"""Files that hatchling adds by itself."""
 
 
 @pytest.mark.timeout(900)

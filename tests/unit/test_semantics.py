@@ -7,7 +7,7 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 BEHAVIOURS = {"W": 16, "B": 13, "L": 5, "O": 6, "M": 15, "T": 7, "R": 17, "S": 10}
-"""How many the originals have of each kind."""
+"""The number of the originals' behaviours of each kind."""
 
 
 def rows() -> list[tuple[str, str]]:

@@ -99,4 +99,6 @@ def test_what_holds_for_a_process_is_not_said_of_one_of_its_logs(
         refused = CliRunner().invoke(program, ["materialize", *named, *options])
         assert refused.exit_code == MISUSE
         assert f"logs.orders.{setting.split()[0]}" in refused.stderr
-    assert CliRunner().invoke(program, ["materialize", "visits", "clicks", *options]).exit_code == 0, "of another log"
+    assert CliRunner().invoke(program, ["materialize", "visits", "clicks", *options]).exit_code == 0, (
+        "the setting is of another log"
+    )

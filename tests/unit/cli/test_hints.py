@@ -30,7 +30,7 @@ ROOMS = (
 )
 _PARAMETER = re.compile(r"\b[a-z_]+=")
 OF_PROGRAMS = {"checkpoint_id=", "kafka=", "grant=", "directory_mode=", "preserve_index=", "start="}
-"""In hints that a command never meets, or names of a store's own options."""
+"""Parameters in hints that a command never meets, or names of a store's own options."""
 
 
 def hints() -> Iterator[str]:

@@ -112,7 +112,7 @@ def test_a_name_is_looked_up_when_a_client_is_made(name: str, why: str) -> None:
 
 
 def test_a_port_logs_in_by_itself() -> None:
-    """A token beside a port, or without Kafka, is refused: it would have no effect."""
+    """A token next to a port, or without Kafka, is refused: it would have no effect."""
     for kafka in (MemoryKafka(), None):
         with pytest.raises(ConfigError, match="kafka_token goes with settings"):
             Where(kafka, "/logs", kafka_token=given)

@@ -148,7 +148,7 @@ def test_a_forgotten_producer_leaves_its_client_to_nobody(kafka: ConfluentKafka)
 
 @pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
 def test_a_fork_has_clients_of_its_own(kafka: ConfluentKafka, settings: dict[str, str]) -> None:
-    """A fork has its own clients, whoever held the lock and whatever waits. The parent's are never leased."""
+    """A fork has its own clients, whatever thread held the lock. The parent's are never leased."""
     held = [connected(kafka)]
     native = native_of(held[0])
 

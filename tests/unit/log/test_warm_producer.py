@@ -57,12 +57,12 @@ def test_it_is_kept_and_taken_once() -> None:
     assert len(make.made) == 1
     assert spare.take(100.0) is make.made[0]
     assert spare.take(100.0) is None
-    assert not make.made[0].is_closed, "it is the taker's"
+    assert not make.made[0].is_closed, "it belongs to the taker"
     spare.keep(101.0)
     assert len(make.made) == 2
     assert spare.take(101.0) is make.made[1]
     spare.keep(102.0)
-    assert len(make.made) == 2, "an Open that fails again and again does not make a client each time"
+    assert len(make.made) == 2, "repeated failures of an Open do not make a client each time"
 
 
 def test_an_old_one_is_made_anew() -> None:

@@ -68,7 +68,7 @@ def test_what_is_refused_is_refused_at_once() -> None:
 
 
 def test_settings_are_asked_for_where_a_port_does_not_do() -> None:
-    """Kafka settings beside a port, or without Kafka, are refused. Without Kafka only snapshots open."""
+    """A `Where` with a port, or without Kafka, has no Kafka settings. Without Kafka only snapshots open."""
     for kafka in (None, MemoryKafka()):
         with pytest.raises(ConfigError, match="settings of the Kafka client"):
             Where(kafka, "/logs").kafka_settings()

@@ -29,7 +29,7 @@ SLOW = Rates(
     replay=Speed(amount=100, seconds=1),
     changes=Speed(amount=10, seconds=1),
 )
-"""So slow that a few hundred bytes take seconds."""
+"""Rates at which a few hundred bytes take seconds."""
 
 
 def test_the_estimate_is_download_plus_replay() -> None:

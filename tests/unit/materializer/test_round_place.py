@@ -139,7 +139,7 @@ def test_nothing_is_truncated_once_the_directory_is_away(mount: _Mount) -> None:
     mount.mount()
     mount.commit(4)
     mount.round()
-    assert mount.starts() != starts, "it was due"
+    assert mount.starts() != starts, "the truncation was due"
 
 
 def test_another_logs_directory_is_refused(mount: _Mount, tmp_path: Path) -> None:
@@ -227,10 +227,7 @@ def test_a_log_that_was_deleted_is_not_found(tmp_path: Path) -> None:
 
 
 def test_nothing_goes_while_kept_manifests_are_of_no_one_chain(mount: _Mount) -> None:
-    """Nothing is removed while a foreign manifest breaks the chain, however sound it is.
-
-    Removal resumes once it is gone.
-    """
+    """Nothing is removed while a foreign manifest breaks the chain, however sound it is. Removal resumes after it."""
     settings = settings_for(mount.scratch, keep=3)
     for checkpoint in (1, 2):
         mount.commit(checkpoint)

@@ -21,7 +21,7 @@ GoOn = Callable[[], None]
 
 
 def _always() -> None:
-    """Return without an abort."""
+    """Continue in any case."""
 
 
 @pytest.mark.parametrize("start", [start_thread, inline])

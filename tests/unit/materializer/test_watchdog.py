@@ -188,7 +188,7 @@ class _HangingStart:
         self._rounds = 0
 
     def __call__(self, work: Callable[[], None]) -> None:
-        """Start a thread. A round is noted before it begins, a check is not."""
+        """Run or hold the work. A round is noted before it begins, a check is not."""
         is_look, self._rounds = len(self._bench.rounds) == self._rounds, len(self._bench.rounds)
         if is_look != self._looks:
             work()

@@ -372,13 +372,13 @@ def test_a_copy_that_is_not_finished(twin: TwinLog, tmp_path: Path, monkeypatch:
 
 
 def replace_name(twin: TwinLog, rig: TwinRig) -> TwinLog:
-    """Return the findings on the other log of the cluster."""
+    """Point the twin at the other log of the cluster."""
     twin.name = rig.name
     return twin
 
 
 def test_a_name_without_a_log(twin: TwinLog) -> None:
-    """A name without a log has no findings, since there is nothing to check."""
+    """Examining a name without a log raises NotFound, since there is nothing to check."""
     with pytest.raises(NotFound):
         examine("other", replace(twin_rig("other", cluster=twin.cluster, disk=twin.disk).where(), allow_unsafe=UNSAFE),
                 settings_for(Path()))  # fmt: skip

@@ -42,7 +42,7 @@ Scrape = Callable[[], dict[str, dict[tuple[str, ...], float]]]
 
 @pytest.fixture
 def scrape(tmp_path: Path) -> Iterator[Scrape]:
-    """Return what Prometheus reads: the values by label, by the name of the sample."""
+    """Return a function that reads like Prometheus: the values by label, by the name of the sample."""
     registry = CollectorRegistry()
     end = export_metrics(registry, directories=[tmp_path])
 

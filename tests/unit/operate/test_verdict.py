@@ -49,7 +49,7 @@ def test_limits_are_those_of_the_daemon() -> None:
 
 
 def test_an_estimate_is_not_shown_finer_than_it_is() -> None:
-    """A restore estimate is rounded up to the time of opening alone. Other durations are shown as they are."""
+    """A restore estimate below a second is shown as that, since opening takes longer. Other durations are exact."""
     assert shown("restore_estimate_s", 0.000028) == "< 1 s"
     assert shown("restore_estimate_s", 1.5) == "1.5 s"
     assert shown("lag_age_s", 0.5) == "500 ms"

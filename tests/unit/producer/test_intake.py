@@ -20,7 +20,7 @@ from statelog.recovery import recover
 from tests.support.rigs.log import twin_rig
 
 ARROW: Any = pa
-"""With what its stubs lack."""
+"""PyArrow with what its stubs lack."""
 LATIN = b"caf\xe9"
 FAR = 1 << 30
 PARTS = {

@@ -95,9 +95,9 @@ def test_silence_fails_at_the_limit() -> None:
         with pytest.raises(PersistFailed, match="no delivery report within 30 s"):
             outbox.check()
         assert 30 <= producer.now_s < 31
-        assert outbox.meter.failed_chunks == CHUNKS, "whoever alarms on it need not wait for the client"
+        assert outbox.meter.failed_chunks == CHUNKS, "an alarm need not wait for the client"
         producer.fail_all()
-        assert (outbox.meter.failed_chunks, outbox.in_flight_chunks) == (CHUNKS, 0), "each counts once"
+        assert (outbox.meter.failed_chunks, outbox.in_flight_chunks) == (CHUNKS, 0), "each chunk counts once"
 
 
 def test_a_time_out_of_the_caller_fails_nothing() -> None:

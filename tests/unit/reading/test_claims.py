@@ -114,8 +114,8 @@ def test_a_store_that_fails_at_any_call_never_leaves_the_reader_without_a_hold(f
         assert min(one.position for one in holding(list_subscriptions(log.store).files, log.descriptor.identity)) in (
             old.position, _state(log).position,
         )  # fmt: skip
-        assert _held(log).hold(_state(log), None).position == _state(log).position, "and it goes on"
-    assert len(asked) < 14, "all calls of a move were asked to fail"
+        assert _held(log).hold(_state(log), None).position == _state(log).position, "the reader continues"
+    assert len(asked) < 14, "each call of a move has failed once"
 
 
 def test_a_listing_that_a_move_overtook_is_taken_again() -> None:
@@ -158,7 +158,7 @@ def test_a_claim_looks_at_the_logs_start_after_it_was_written(tmp_path: Path) ->
     young.environment.run(run_round, young.open(), settings_for(tmp_path))
     unsure = _held(young.open())
     unsure.hold(nothing, None)
-    assert not unsure.is_sure, "its snapshot says nothing about what lies below it"
+    assert not unsure.is_sure, "the snapshot says nothing about records below its position"
 
 
 def test_what_cannot_be_read_is_told_and_can_be_removed() -> None:

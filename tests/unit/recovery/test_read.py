@@ -97,7 +97,7 @@ def test_the_log_is_closed_with_what_reads_it(closed: list[str]) -> None:
     closed.clear()
     assert read("visits", twin.where()).to_dict() == {b"a": b"1"}
     gc.collect()
-    assert closed == ["visits"], "it was dropped"
+    assert closed == ["visits"], "the reader was dropped"
     with closing(read("visits", twin.where()).stream()) as stream:
         assert sum(changes.num_rows for changes, _ in stream) == 1
         assert closed == ["visits"]

@@ -131,7 +131,7 @@ def test_checkpoints_that_do_not_ascend_are_corrupt(ids: tuple[int, ...]) -> Non
 def test_a_handle_has_the_bytes_of_its_schema() -> None:
     """A handle has the bytes of its schema, although Avro's encoder does not write it.
 
-    It has no entries or many, numbers of every length, and meta records.
+    The cases have no entries or many, numbers of every length, and meta records.
     """
     sizes = [
         Entry(n, 1 << n, n + 1, n + 1, 1 << 5 * n, 1 << 6 * n, n + 1 + (1 << 6 * n), n, bytes(n)) for n in range(9)

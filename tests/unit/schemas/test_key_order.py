@@ -14,7 +14,7 @@ from statelog.schemas.changes import key_order
 from statelog.schemas.changes.key_order import is_last_row, sorted_last_rows, sorted_rows
 
 _Keys = Sequence[Any]
-"""Of bytes, or of numbers."""
+"""Keys of bytes, or of numbers."""
 _Place = tuple[int, Any]
 
 

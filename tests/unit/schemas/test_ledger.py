@@ -211,7 +211,7 @@ def test_a_loss_of_impossible_offsets_is_corrupt(lost: LossRange) -> None:
 def test_a_commits_body_has_the_bytes_of_its_schema() -> None:
     """The body of a commit has the bytes of its schema, although Avro's encoder does not write it.
 
-    Its values have each type, names are long, and it has several handles or none.
+    The cases have values of each type, long names, and several handles or none.
     """
     story = Story()
     handle = story.persist(story.open("A", 0, 1), 0, 1)

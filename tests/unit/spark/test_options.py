@@ -63,7 +63,9 @@ def test_upsert_refuses_where_nobody_names_the_query() -> None:
     write = upsert("flights", Where({"bootstrap.servers": "b:1"}, "s3://b"), writer="w")
     with pytest.raises(ConfigError, match="query_id of upsert") as caught:
         pickle.loads(pickle.dumps(write))(batch, 0)
-    assert type(error_of(RuntimeError("\n".join(caught.value.__notes__)))) is ConfigError, "the driver is told its type"
+    assert type(error_of(RuntimeError("\n".join(caught.value.__notes__)))) is ConfigError, (
+        "the driver gets the type of the error"
+    )
 
 
 def test_options_are_typed() -> None:
@@ -73,7 +75,9 @@ def test_options_are_typed() -> None:
     assert read.at == AtPosition(12)
     assert state_options({**WHERE, "atWriter": "w", "atCheckpoint": "4"}).at == AtCheckpoint("w", 4)
     assert state_options({**WHERE, "atTime": "2026-01-31T12:00:00Z"}).at == AtTime(1769860800000)
-    assert state_options({**WHERE, "atTime": "2038-10-07T19:24:20.990Z"}).at == AtTime(2170092260990), "to the ms"
+    assert state_options({**WHERE, "atTime": "2038-10-07T19:24:20.990Z"}).at == AtTime(2170092260990), (
+        "exact to the millisecond"
+    )
     write = write_options({**WHERE, "writerId": "w", "uniqueKeys": "TRUE", "checkpointlocation": "/c"}, streaming=True)
     assert (write.writer, write.unique_keys, write.is_stream) == ("w", True, True)
     assert pickle.loads(pickle.dumps(write)) == write

@@ -81,7 +81,7 @@ def test_text_without_a_report_tells_of_nothing(text: str) -> None:
 
 
 def test_an_error_that_this_version_lacks_is_still_one() -> None:
-    """An error that only a newer worker knows is parsed as a base class. Other names are no errors."""
+    """An error name that this version lacks, as of a newer worker, is parsed as a StatelogError."""
     for name in ("Unheard", "Mapping"):
         error = error_of(RuntimeError(f'[statelog.{name}] {{"message": "m", "hint": "h", "facts": {{"a": 1}}}}'))
         assert type(error) is StatelogError

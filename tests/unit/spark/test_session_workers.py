@@ -281,7 +281,7 @@ def test_a_commit_of_thousands_of_pieces_is_told_of(
         commit_batch(replace(options, unique_keys=False), both, 0)
     with pytest.raises(OverlappingTasks) as caught:
         commit_batch(replace(options, unique_keys=False, sequence_by="seq"), both, 0)
-    assert "uniqueKeys" not in caught.value.hint, "which sequenceBy contradicts"
+    assert "uniqueKeys" not in caught.value.hint, "sequenceBy contradicts the hint"
     caplog.clear()
     assert commit_batch(options, both, 0)
     assert "2 pieces, of 2 tasks" in caplog.text

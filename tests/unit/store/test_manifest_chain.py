@@ -82,7 +82,7 @@ def test_a_manifest_that_is_listed_as_it_was_is_not_read_again(tmp_path: Path) -
 
     first = read()
     assert read() is first
-    assert chain.find(1) == first, "without a listing it is read"
+    assert chain.find(1) == first, "the manifest is read without a listing"
     assert read() == first
     assert reads == [MANIFESTS.path(1)] * 2
     twin.now_s += 1.0

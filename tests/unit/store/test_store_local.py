@@ -38,7 +38,7 @@ def test_files_and_directories_are_private(store: LocalStore, tmp_path: Path) ->
 
 
 def test_a_delete_never_follows_a_link_out(store: LocalStore, tmp_path: Path) -> None:
-    """A symbolic link to a directory is not followed by a delete, and check refuses it as the log itself."""
+    """Files behind a symbolic link are neither deleted nor listed, and check refuses a log that is a link."""
     outside = tmp_path / "outside"
     outside.mkdir()
     (outside / "precious").write_bytes(b"x")

@@ -72,4 +72,4 @@ def test_mates_go_to_one_process(tmp_path: Path) -> None:
     sharing = next(found for found in names.values() if "ended" in found)
     assert sharing.index("ended") == 12
     assert set(sharing[:12]) == set(_SHARING)
-    assert len(sharing) > 13, "that process went on"
+    assert len(sharing) > 13, "that process continued"

@@ -78,7 +78,7 @@ class _Watched(MemoryKafka):
     def __init__(self, cluster: MemoryCluster) -> None:
         super().__init__(cluster=cluster)
         self.left: list[MemoryProducer | MemoryReader] = []
-        """Those that are open."""
+        """The open clients."""
 
     def producer(self) -> MemoryProducer:
         """Return the twin's producer."""
@@ -195,9 +195,9 @@ def _sweep(world_at: Callable[[int], _World], act: Act) -> int:
                 raised.append(error)
             is_over = breaker.moments <= at
             breaker.at = None
-            assert kafka.left == [], f"broken off at moment {at}"
+            assert kafka.left == [], f"interrupted at moment {at}"
             with tables.open() as table:
-                assert content(table).keys() == STATE.keys() - {b"k1"}, f"broken off at moment {at}"
+                assert content(table).keys() == STATE.keys() - {b"k1"}, f"interrupted at moment {at}"
         shutil.rmtree(world.scratch)
         if is_over:
             return at

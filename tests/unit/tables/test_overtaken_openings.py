@@ -86,7 +86,7 @@ def test_a_promotion(tables: TableRig, tmp_path: Path) -> None:
 
 
 def test_a_standby_and_a_newer_schema(tables: TableRig, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A schema that the owner evolves while a standby is planned applies to it: a renamed field is no default."""
+    """A standby that is planned while its owner evolves the schema has the new one, with renamed fields' values."""
     schema = '{"type": "record", "name": "V", "fields": [{%s, "type": "long", "default": 0}]}'
     with tables.open(value_schema=schema % '"name": "seen"') as table:
         table[b"k"] = {"seen": 1}

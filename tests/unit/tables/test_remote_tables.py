@@ -216,7 +216,7 @@ def test_the_base_moves_on(rolled: Rolled, either: Path | None) -> None:
         newest = log.manifests.numbers()[-1]
         (lease,) = list_leases(log.store)
         assert lease.lease.manifest_number >= newest - 1 > first[0].lease.manifest_number
-        assert not lease.lease.next_offsets, "it holds no part of the topics"
+        assert not lease.lease.next_offsets, "the lease holds no part of the topics"
         assert not table.is_local
     assert not list_leases(rolled.rig.open().store)
 
@@ -229,7 +229,7 @@ def test_runs_that_went_while_the_table_idled(rolled: Rolled, either: Path | Non
             rolled.put(table, dict.fromkeys(KEYS[turn::9], b"mine-%d" % turn))
             table.commit()
             _roll_up_unheld(rolled)
-        assert not base & _runs(rolled), "all runs that it stood on are gone"
+        assert not base & _runs(rolled), "all runs of the base are removed"
         rolled.check(table)
         rolled.put(table, {KEYS[0]: b"last"})
         table.commit()
@@ -366,7 +366,7 @@ def test_a_damaged_run_that_was_merged(rolled: Rolled, either: Path | None) -> N
             rolled.roll_up()
         newest = log.manifests.newest()
         assert newest is not None
-        assert base <= _runs(rolled), "the lease holds them"
+        assert base <= _runs(rolled), "the lease holds the runs"
         for path in base - {run.path for run in newest.runs}:
             rolled.rig.disk.flip_byte(f"log/{path}", 8)
         with told("cannot be read"):
@@ -408,12 +408,12 @@ def test_which_snapshots_will_do(rolled: Rolled) -> None:
     assert not at.is_ahead(manifest)
     behind = replace(at, first_position=0, position=row.commit_offset)
     assert behind.allows(manifest, ())
-    assert behind.is_ahead(manifest), "its own commit is in it, and not applied"
+    assert behind.is_ahead(manifest), "the snapshot has the table's own commit, which is not applied"
     assert replace(behind, position=row.commit_offset + 1).is_ahead(manifest) is False
     former = replace(behind, epoch=row.newest_epoch - 1)
     assert former.is_overtaken(manifest)
     assert not former.allows(manifest, ())
-    assert replace(former, partitions=()).allows(manifest, ()), "it is no partition of ours"
+    assert replace(former, partitions=()).allows(manifest, ()), "the partition is not ours"
     assert not replace(at, first_position=manifest.position + 1).allows(manifest, ())
     assert not replace(at, losses=-1).allows(manifest, ())
     assert not at.allows(manifest, {manifest.runs[0].path})

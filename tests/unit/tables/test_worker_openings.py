@@ -34,7 +34,7 @@ class _Doors:
         self._gates = gates
         self.tables: dict[int, Table[Any, Any]] = {}
         self.over = threading.Semaphore(0)
-        """So many are open, or failed."""
+        """Counts the tables that are open, or failed."""
 
     def open(self, partition: int, is_beside: bool) -> Table[Any, Any]:
         """Open a table once its gate opens."""

@@ -35,7 +35,7 @@ def test_a_value_is_made_when_it_is_asked_for_and_too_old(executor: ThreadPoolEx
     fresh = fresh_value(lambda: next(made), executor, clock)
     assert [fresh.get(wait_s=_SOON_S, most_age_s=_AGE_S).value for _ in range(3)] == [0, 0, 0]
     clock.advance(2.0)
-    assert fresh.get(wait_s=_SOON_S, most_age_s=3.0).value == 0, "old enough for this page"
+    assert fresh.get(wait_s=_SOON_S, most_age_s=3.0).value == 0, "the value is recent enough for this page"
     seen = fresh.get(wait_s=_SOON_S, most_age_s=2.0)
     assert (seen.value, seen.at_s, seen.is_failing, seen.failures) == (1, clock(), False, ())
 

@@ -335,7 +335,7 @@ def test_pages_come_over_tls(twin: Twin, tmp_path: Path) -> None:
 
 
 def test_a_name_of_somebody_elses_is_not_answered(twin: Twin) -> None:
-    """A request to a foreign name that leads to this machine is not answered."""
+    """A request under a foreign host name is refused, even if it reaches this machine."""
     with served(twin.where()) as url:
         assert ask(url, host="attacker.test").status == 400
         assert ask(url, host="localhost:1234").status == 200
