@@ -23,9 +23,9 @@ HERE = ("--bootstrap", "here:1", "--root", "s3://here/logs")
 
 @pytest.fixture
 def twin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> TwinLog:
-    """Return two logs below one root that everybody uses:
+    """Return two logs below one root that everybody uses.
 
-    one with a snapshot and two commits behind it, and one without.
+    One has a snapshot and two commits behind it, and the other has none.
     """
     twin = TwinLog()
     twin.write({b"k": b"1"})

@@ -212,10 +212,7 @@ class _Interrupted(BaseException):
 
 @pytest.mark.broker
 def test_a_signal_at_any_line_loses_no_report_and_holds_nobody_up(real: ConfluentKafka, topic_name: str) -> None:
-    """A signal at any line loses no report and blocks nobody:
-
-    each accepted record is reported once, and other threads continue.
-    """
+    """A signal at any line loses no report and does not block other threads. Each accepted record is reported once."""
     others, is_over = list[Delivery](), threading.Event()
 
     def write() -> None:

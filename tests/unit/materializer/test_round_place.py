@@ -92,9 +92,9 @@ def test_an_empty_directory_is_not_taken_for_a_log_without_a_snapshot(rounds: in
 
 @pytest.mark.parametrize("point", ["after-fold", "after-upload", "after-list", "after-win", "after-check"])
 def test_a_directory_that_goes_away_in_mid_round_costs_no_record(point: str, mount: _Mount) -> None:
-    """A directory that disappears at any step of a round costs no record:
+    """A directory that disappears at any step of a round costs no record.
 
-    Kafka is not truncated for a manifest in an empty one.
+    Kafka is not truncated for a manifest in an empty directory.
     """
     starts = mount.starts()
 

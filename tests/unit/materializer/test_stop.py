@@ -67,9 +67,9 @@ def test_a_stop_waits_for_the_grace_period_and_no_longer(tmp_path: Path) -> None
 
 
 def test_failures_are_tolerated_for_a_time_whatever_their_number(tmp_path: Path) -> None:
-    """Failures are tolerated by time as well:
+    """Failures are tolerated by time as well.
 
-    ten of them at an interval of ten seconds bear an outage of eight minutes.
+    Ten of them at an interval of ten seconds bear an outage of eight minutes.
     """
     bench = DaemonBench(tmp_path, interval_s=10.0, failures_tolerated=2, failures_tolerated_s=600.0)
     bench.broken = True
@@ -201,10 +201,7 @@ def test_a_topic_that_went_alone_is_damage(tmp_path: Path) -> None:
 
 
 def test_a_wait_may_be_longer_than_a_thread_can_wait(monkeypatch: pytest.MonkeyPatch) -> None:
-    """An interval that exceeds a thread's longest wait works:
-
-    requests still end the wait, and work repeats as seldom as set.
-    """
+    """An interval beyond a thread's longest wait works: requests end it, and work repeats as seldom as set."""
     failed: list[object] = []
     monkeypatch.setattr(threading, "excepthook", failed.append)
     control = Control()

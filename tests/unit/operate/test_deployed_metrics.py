@@ -34,9 +34,9 @@ def _expressions() -> list[str]:
 
 @cache
 def _promtool() -> tuple[Path | None, str]:
-    """Return the path of promtool, or the reason why it is missing. Debian's package is only unpacked:
+    """Return the path of promtool, or the reason why it is missing.
 
-    installing it would start a server.
+    Debian's package is only unpacked: installing it would start a server.
     """
     if found := shutil.which("promtool"):
         return Path(found), ""

@@ -401,10 +401,7 @@ def test_a_check_that_fails_is_a_finding(twin: TwinLog, monkeypatch: pytest.Monk
 def test_rounds_that_outrun_a_doctor_are_no_damage(
     twin: TwinLog, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, behind: Check | None
 ) -> None:
-    """Concurrent rounds are no damage:
-
-    objects that they drop, truncate or delete after any check are not reported missing.
-    """
+    """Objects that concurrent rounds drop, truncate or delete after any check are not reported missing."""
     asked, checks = _Examination._asked, iter(Check)  # pyright: ignore[reportPrivateUsage] # there is no other moment
 
     def then_rounds(examination: _Examination, ask: Any) -> Any:

@@ -93,9 +93,9 @@ def test_one_that_is_fenced_is_nothing_to_the_others(twin: TwinLog, log: Log) ->
 
 @pytest.mark.parametrize("fate", [Fate.LOSE, Fate.ACK_WITHOUT_OFFSET])
 def test_each_settles_its_own_where_the_outcome_is_unknown(twin: TwinLog, log: Log, fate: Fate) -> None:
-    """After an unknown outcome, each writer's Open resolves its own commit:
+    """After an unknown outcome, each writer's Open resolves its own commit.
 
-    it is in the ledger, or void and sent again.
+    The commit is in the ledger, or it is void and sent again.
     """
     with ExitStack() as opened:
         writers = _writers(log, opened)

@@ -72,10 +72,7 @@ def test_another_process_goes_on_and_another_reading_does_not() -> None:
 
 
 def test_a_reader_that_lost_its_slot_is_told_why() -> None:
-    """A reader whose slot was taken learns the reason:
-
-    its subscription was ended, or removed and taken by another reader.
-    """
+    """A reader whose slot was taken learns whether it was ended, or removed and replaced by another reader."""
     twin = _written(1)
     log = twin.open()
     held = _held(log)

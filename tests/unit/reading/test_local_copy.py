@@ -12,10 +12,7 @@ from statelog.recovery.settings import RecoverySettings
 
 
 def test_a_partial_copy_that_vanished_is_not_begun_anew(tmp_path: Path) -> None:
-    """Changes do not recreate an incomplete copy that another incarnation on this machine removed:
-
-    its beginning is missing.
-    """
+    """Changes do not recreate an incomplete copy that another incarnation removed, since its beginning is missing."""
     copy = LocalCopy(tmp_path, 1)
     copy.add(0, b"first")
     copy.pause()

@@ -1,7 +1,4 @@
-"""Cache directories:
-
-those of live processes are not touched, a fork has none of its parent's, and the others are swept.
-"""
+"""Directories of live caches are not touched, a fork has none of its parent's, and those of dead ones are swept."""
 
 import errno
 import os
@@ -105,9 +102,9 @@ def test_a_fork_does_not_keep_a_dead_parent_alive(tmp_path: Path) -> None:
 
 
 def test_a_host_plays_faults_of_the_local_disk_and_gives_the_ids(tmp_path: Path) -> None:
-    """The environment plays faults of the local disk and gives all names:
+    """The environment plays faults of the local disk and gives all names.
 
-    a torn download is never observed, and a full disk is reported.
+    A torn download is never observed, and a full disk is reported.
     """
     rig, numbers, steps = CacheRig(tmp_path / "rig"), count(), list[str]()
     run = rig.put("a", b"data" * 100)

@@ -123,10 +123,7 @@ def test_a_state_that_nobody_has_seen_may_be_a_newer_one() -> None:
 
 @pytest.mark.parametrize("seen", [False, True])
 def test_a_follower_begins_where_the_log_still_reaches(*, seen: bool) -> None:
-    """A follower needs the commits behind its state:
-
-    after a truncation it begins later, or raises if the state was shown.
-    """
+    """A follower of a state that was truncated behind begins later, or raises if the state was shown."""
     rig = history_rig()
     recovery = recover(rig.log)
     if seen:

@@ -121,9 +121,9 @@ _KEY = st.one_of(
 @settings(deadline=None, max_examples=300)
 @given(st.lists(_KEY, min_size=1, max_size=30), st.sampled_from([12, 16, 20, 64]), st.data())
 def test_any_keys_are_sorted_as_python_sorts_them(keys: list[bytes], word_bits: int, data: st.DataObject) -> None:
-    """Keys sort as in Python:
+    """Keys sort as in Python, whatever their kind and even if many come twice.
 
-    random bytes, UUIDs, addresses, common beginnings, mixed lengths, zero bytes, many of them twice.
+    The kinds are random bytes, UUIDs, addresses, common beginnings, mixed lengths and zero bytes.
     """
     drawn = data.draw(st.lists(st.tuples(st.integers(0, 2), st.sampled_from(keys)), min_size=1, max_size=80))
     with pytest.MonkeyPatch.context() as patch:

@@ -70,7 +70,7 @@ def test_small_key_groups_share_a_row_group() -> None:
 
 
 def test_a_row_group_of_one_table_is_in_one_piece() -> None:
-    """A row group has one piece per column, however many key groups it holds:
+    """A row group has one piece per column, however many key groups it holds.
 
     Parquet's writer encodes each piece separately.
     """

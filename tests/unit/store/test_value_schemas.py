@@ -93,10 +93,7 @@ def test_bytes_stay_bytes() -> None:
     ],
 )
 def test_two_processes_that_evolve_at_once(other: str, expected: int | None) -> None:
-    """The later of two concurrent schemas is checked against the first:
-
-    it gets the next id, the same one, or is refused.
-    """
+    """The later of two concurrent schemas is checked against the first. It gets the next id, the same, or a refusal."""
     disk = _disk()
     rivals = [other]
 

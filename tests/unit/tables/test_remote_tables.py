@@ -1,7 +1,4 @@
-"""Tables that open on a snapshot:
-
-reads from its runs, loading in the background, and runs that disappear or are damaged.
-"""
+"""Tables that open on a snapshot read from its runs, load in the background, and bear removed or damaged runs."""
 
 import threading
 from collections.abc import Callable, Iterator

@@ -49,10 +49,7 @@ def _found(world: WorkersWorld) -> tuple[dict[bytes, bytes], int]:
 
 
 def test_the_order_of_hooks() -> None:
-    """The hooks are called in order:
-
-    open before the first message, ticks, a commit once it is history, and close at the end.
-    """
+    """The order of hooks is: open before the first message, ticks, a commit once it is history, and close."""
     world, notes = WorkersWorld(), Notes()
     worker = _start(world, _noting(notes, tick_s=4.0))
     with worker:

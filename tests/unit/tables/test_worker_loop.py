@@ -227,9 +227,9 @@ def test_a_call_from_a_signals_handler(nested: str) -> None:
 
 
 def test_an_input_that_is_made_anew_while_it_is_read(world: WorkersWorld) -> None:
-    """If the input is re-created while it is read, nothing since the last commit is committed:
+    """If the input is re-created while it is read, nothing since the last commit is committed.
 
-    its offsets mean other messages.
+    Its offsets mean other messages.
     """
     with pytest.raises(IdentityChanged, match="while it was read"), _worker(world) as worker:
         for turn, (message, table) in enumerate(worker):

@@ -1,7 +1,4 @@
-"""The twin of Kafka and store:
-
-workers share an input, waiting moves the clock, and environments apply where they are set.
-"""
+"""The twin of Kafka and store shares inputs among workers, moves the clock by waiting, and sets environments."""
 
 import signal
 import threading
