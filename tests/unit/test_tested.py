@@ -1,4 +1,4 @@
-"""The page on how statelog is tested says what the tests do: its files are there, and its numbers are theirs."""
+"""The page on how statelog is tested names existing files, and its numbers are those of the tests."""
 
 import re
 from typing import Any
@@ -23,7 +23,7 @@ _RELEASED = ROOT / "tests" / "support" / "samples" / "released"
 
 
 def _variants(test: Any) -> int:
-    """How many values a test's own parameters have."""
+    """Return how many values a test's own parameters have."""
     (mark,) = [mark for mark in test.pytestmark if mark.name == "parametrize"]
     return len(mark.args[1])
 
@@ -47,14 +47,14 @@ def test_each_world_has_as_many_histories(name: str) -> None:
 
 
 def test_each_kind_of_fault_has_its_row() -> None:
-    """The table of the nemesis names all kinds, and the text says how many there are."""
+    """The table of the nemesis names all kinds, and the text gives their number."""
     table = _PAGE.split("## The nemesis")[1].split("\n## ")[0]
     assert set(re.findall(r"`([a-z]+(?:-[a-z]+)?)`", table)) == {kind.value for kind in Kind}
     assert f"each of {len(Kind)} kinds of fault" in table
 
 
 def test_the_matrix_is_as_large() -> None:
-    """Its scenarios and its clients."""
+    """The page has the numbers of the matrix's scenarios and clients."""
     assert f"all {len(CASES)} scenarios" in _PAGE
     assert f"{len(DOORS)} clients" in _PAGE
 
@@ -68,17 +68,17 @@ def test_the_matrix_is_as_large() -> None:
     ],
 )
 def test_as_many_guards_are_removed(what: str, test: Any, seeds: int) -> None:
-    """As many variants, and as many histories to find each."""
+    """The page has the number of variants without a guard, and of the histories to find each."""
     assert re.search(rf"^\| {what}.* \| {_variants(test)} \| {seeds:,} histories \|$", _PAGE, re.MULTILINE)
 
 
 def test_each_released_sample_is_counted() -> None:
-    """As many files as the page says."""
+    """The page has the number of released samples."""
     assert f"reads {len(list(_RELEASED.glob('*.bin')))} samples" in _PAGE
 
 
 def test_the_longest_soak_is_the_clusters() -> None:
-    """Its minutes."""
+    """The page has the minutes of the longest soak, the cluster's."""
     test: Any = test_cluster.test_no_acknowledged_commit_is_lost_and_no_alarm_is_false
     (mark,) = [mark for mark in test.pytestmark if mark.name == "parametrize"]
     assert f"The longest soak of the cluster takes {max(one.values[0] for one in mark.args[1])} minutes" in _PAGE

@@ -191,7 +191,7 @@ def test_only_the_wanted_row_groups_are_read(*, ordered: bool) -> None:
 
 
 def test_what_cannot_be_known_is_an_error(tmp_path: Path) -> None:
-    """A name that is too long is, on every Python; a missing one, one below a file and a circle of links are not."""
+    """An over-long name is an error on every Python. A missing name, one below a file and a circle of links are not."""
     (tmp_path / "file").touch()
     (tmp_path / "circle").symlink_to("circle")
     assert is_there(tmp_path / "file")
