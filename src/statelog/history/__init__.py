@@ -1,4 +1,4 @@
-"""What a process knows of a ledger: `History` follows the live one for all, `Replay` folds one of the past for one."""
+"""A process's view of a ledger: `History` follows the live one for all, `Replay` folds a past one for one owner."""
 
 from statelog.history.following import Landed, LedgerView
 from statelog.history.history import COMPARE_S, IDENTIFY_S, History

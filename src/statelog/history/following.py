@@ -1,11 +1,11 @@
-"""`Following`: one fold of a ledger from a base on, and what it has met: hashes, voids, the record that it read last.
-`LedgerRate`: how much the ledger carries.
+"""`Following`: one fold of a ledger from a base, with hashes, voids and the last record. `LedgerRate`: how many bytes
+the ledger carries. `Window`: its newest valid commits.
 
-Pure but for memory: it reads nothing. Its owner feeds it every record from its base on, in order, and guards it.
+They do no I/O. The owner gives them every record from the base on, in order, and guards them.
 
 Invariants:
-- A record that was taken half leaves it torn, and it is never used again.
-- Every record from `compared` on to the position is to be compared before anything is told that rests on it.
+- A record that was folded in part leaves a fold torn, and it is never used again.
+- Every record from `compared` up to the position is compared again before any answer relies on it.
 """
 
 import gc
@@ -53,7 +53,7 @@ class LedgerView(NamedTuple):
 
 
 class Landed(NamedTuple):
-    """Where a record of ours stands in the ledger, and why it is void, if it is."""
+    """The offset of a record of ours in the ledger, and why it is void, if it is."""
 
     offset: int
     void: Void | None
@@ -66,13 +66,13 @@ class Following:
     fold: LedgerFold
     base: LedgerBase | None
     last: LastRecord | None
-    """The record that was folded last, if it is known."""
+    """The last folded record, if known."""
     compared: int
-    """Offset of the record that was compared last: the next comparison begins there."""
+    """The offset of the last compared record, where the next comparison begins."""
     compared_s: float = -math.inf
     """When that comparison began, on the owner's clock."""
     voids: dict[tuple[int, int], Void] = field(default_factory=dict[tuple[int, int], Void])
-    """Why records are void, by offset, and of several commits in one by their place in it: the newest ones."""
+    """Why the newest void records are void, by offset and, of several commits in one record, by index."""
     is_torn: bool = False
 
     @classmethod
@@ -91,7 +91,7 @@ class Following:
 
     @property
     def place(self) -> Place:
-        """That position, with the record below."""
+        """`position` with the record below it."""
         return Place(self.fold.position, self.last)
 
     @property
@@ -100,15 +100,15 @@ class Following:
         return self.fold.position == self.fold.start
 
     def expected(self) -> dict[int, int]:
-        """Return the hashes of the records that the next comparison has to find, by offset."""
+        """Return by offset the hashes of the records that the next comparison must find."""
         return {at: one for at in range(self.compared, self.position) if (one := self.fold.hash_at(at))}
 
     def take(self, found: Record) -> list[ValidCommit]:
-        """Fold the next record, and return the valid commits in it. Raises Damaged."""
+        """Fold the next record. Return its valid commits. Raises Damaged."""
         record, last = decode(found.value), LastRecord.of(found.offset, found.value)
         self.is_torn = True
         commits = (record,) if isinstance(record, Commit) else record.commits if isinstance(record, Commits) else ()
-        # A commit names its epoch alone, and ends its writer's row if it is final: so its writer is asked for before.
+        # Look up writers before folding: a commit names only its epoch, which it ends if it is final.
         lives = [self.fold.live_epoch(commit.epoch) for commit in commits]
         if isinstance(record, Commits):
             voids = self.fold.apply_commits(found.offset, commits, last.hash)
@@ -135,10 +135,10 @@ class Following:
 
 @dataclass(slots=True)
 class LedgerRate:
-    """How much the ledger carries, by when it was read: a level that drains by 1 MiB a second. `clock`: seconds.
+    """How many bytes the ledger carries, by the time of reading: a leaky bucket that drains 1 MiB a second.
 
-    What a ledger record carries is lost with it, and leaves no chunk whose witness tells of that. So a witness goes to
-    the data topic beside such commits: with the first one of a process, and then once a second.
+    Changes in a ledger record are lost with it, and no chunk's witness would show the loss. So writers add a witness in
+    the data topic to such commits: to the first one of a process, and then once a second.
     """
 
     clock: Callable[[], float]
@@ -147,20 +147,20 @@ class LedgerRate:
     _witnessed_s: float = -math.inf
 
     def takes_witness(self) -> bool:
-        """Return whether a witness is due, which is sent then."""
+        """Return whether a witness is due; the caller then sends one."""
         now_s = self.clock()
         is_due = now_s - self._witnessed_s >= _WITNESS_S
         self._witnessed_s = now_s if is_due else self._witnessed_s
         return is_due
 
     def add(self, size_bytes: int) -> None:
-        """Note a record. Of a backlog, which came long ago, no more counts than keeps the ledger busy for a while."""
+        """Add a record. The level is bounded, because a backlog was written long ago."""
         self._level_bytes = min(2.0 * _BURST_BYTES, self._level() + size_bytes)
         self._at_s = self.clock()
 
     @property
     def is_low(self) -> bool:
-        """Whether it carried less than that of late."""
+        """Whether the ledger has carried little of late."""
         return self._level() < _BURST_BYTES
 
     def _level(self) -> float:
@@ -176,25 +176,25 @@ class Window:
     size_bytes: int = 0
 
     def add(self, commit: ValidCommit) -> None:
-        """Take the next one, and let the oldest go where all are too large."""
+        """Add the next commit. Drop the oldest ones while all are too large."""
         self.commits.append(commit)
         self.size_bytes += _EACH_BYTES + len(commit.commit.body)
         while self.size_bytes > _WINDOW_BYTES and len(self.commits) > 1:
             self._drop_oldest()
 
     def between(self, after: int, to: int) -> list[ValidCommit] | None:
-        """Return those above one position and up to another; None if it does not reach back so far."""
+        """Return the commits above one position and up to another; None if it does not reach back so far."""
         if after < self.start:
             return None
         found = list(takewhile(lambda one: one.position > after, reversed(self.commits)))
         return [one for one in reversed(found) if one.position <= to]
 
     def forget(self, position: int) -> None:
-        """Let those up to a position go."""
+        """Drop the commits up to a position."""
         while self.commits and self.commits[0].position <= position:
             self._drop_oldest()
 
     def _drop_oldest(self) -> None:
-        gone = self.commits.popleft()
-        self.size_bytes -= _EACH_BYTES + len(gone.commit.body)
-        self.start = gone.position
+        oldest = self.commits.popleft()
+        self.size_bytes -= _EACH_BYTES + len(oldest.commit.body)
+        self.start = oldest.position

@@ -1,19 +1,18 @@
 """`History`: the ledger of one log, followed once by this process, from the newest snapshot on.
 
 It owns the one live fold of a `Log`, the hashes of its records, and a bounded window of its valid commits. Writers,
-feeds, plans and rounds ask it; a state of the past is a `Replay`. Thread-safe, and without a thread of its own: one of
-the threads that wait for something newer reads for all of them, and hands over when it has its own.
+feeds, plans and rounds ask it; `Replay` folds a past state. It is thread-safe, and has no thread of its own: one of the
+threads that wait for newer records reads for all of them, and hands over when it has its own answer.
 
 Invariants:
-- A verdict is what was read: a record counts once this fold has read the very record. An offset that fits proves
-  nothing.
-- Nothing is told that rests on a comparison older than `COMPARE_S`: what was read since is then read again, in one
-  read, and every record must still be the same.
-- A fold that was torn, or has met a loss, is thrown away. The next one must agree with the place of the last.
-- What is missing is reported as a loss only after the cluster was asked who it is: it may be another one, or a new log.
-- A record that is gone by truncation proves nothing, but where a snapshot of its very place is kept, that says what
-  stood there. Only a Restart settles a loss.
-- A client follows the ledger only while verdicts are asked for, or somebody waits; all else is read in one piece.
+- A record counts once this fold has read the record itself. A matching offset proves nothing.
+- No answer relies on a comparison older than `COMPARE_S`: the records since then are first read again, in one read, and
+  each must still be the same.
+- A fold that is torn, or has found a loss, is discarded. The next one must agree with the last one's place.
+- A missing record is reported as a loss only after the cluster was identified: it may be another one, or a new log.
+- A truncated record proves nothing, unless a snapshot of its very place is retained and names the record. Only a
+  Restart resolves a loss.
+- A client follows the ledger only while verdicts are asked for, or a thread waits. Everything else is read in one go.
 """
 
 import math
@@ -42,13 +41,13 @@ from statelog.schemas.snapshot.manifest import Manifest
 T = TypeVar("T")
 
 COMPARE_S = 1.0
-"""No verdict rests on an older comparison of what was folded."""
+"""No answer relies on an older comparison of the folded records."""
 _TICK_S = 1e-6
 _POLL_S = 0.5
 IDENTIFY_S = 60.0
-"""So old may be the last answer to who the cluster is, while it is read."""
+"""How old the cluster's last identification may be while reading."""
 _IDLE_S = 60.0
-"""So long after the last verdict records are taken from the client that follows."""
+"""How long after the last verdicts the follower is still read."""
 _PORTION = 1024
 
 
@@ -61,13 +60,13 @@ class History(Closing):
         self._is_closed = False
         self._time_s = -math.inf
         self.rate = LedgerRate(source.clock)
-        """How much the ledger carries: all who follow the log read all of it."""
-        self._begin_anew(ORIGIN)
+        """How many bytes the ledger carries: every follower of the log reads all of them."""
+        self._reset(ORIGIN)
 
     @classmethod
     def of(cls, source: LedgerSource) -> "History":
-        """Return the one of all logs that a client was lent to, as to the tables of a worker; else one of its own. Each
-        of them closes it.
+        """Return the history of all logs with the same lent client, as a worker's tables have; else a new one. Each log
+        closes it.
         """
         client = getattr(source.kafka, "port", source.kafka)
         if not getattr(client, "is_lent", False):
@@ -79,7 +78,7 @@ class History(Closing):
         found._users.append(source)
         return found
 
-    def _begin_anew(self, known: Place) -> None:
+    def _reset(self, known: Place) -> None:
         self._pid = os.getpid()
         self._turns = Turns()
         self._lock = self._turns.lock
@@ -87,10 +86,10 @@ class History(Closing):
         self._window = Window(0)
         self._follower = SharedFollower(self._source)
         self._verdicts_s: deque[float] = deque(maxlen=2)
-        self._told_s = -math.inf
-        """When a wait told last that it is time to read."""
+        self._woken_s = -math.inf
+        """When a wait last returned that it is time to read."""
         self._known = known
-        """The place of an earlier fold, with which the present one was not compared yet."""
+        """The place of an earlier fold that was not yet compared with the present one; else ORIGIN."""
         self._is_lost = False
         """Whether the record of that place is known to be lost, so that a truncation does not hide it."""
 
@@ -98,7 +97,7 @@ class History(Closing):
 
     @property
     def place(self) -> Place:
-        """How far this process has read the ledger, and the record below."""
+        """The position up to which this process has read the ledger, and the record below it."""
         now = self._now
         if now is not None and self._known is ORIGIN:
             return now.place
@@ -106,16 +105,16 @@ class History(Closing):
 
     @property
     def has_appended(self) -> bool:
-        """Whether this process has appended by it, and asked for the verdict."""
+        """Whether this process has appended a record, and asked for its verdict."""
         return bool(self._verdicts_s)
 
     def ask(self, question: Callable[[LedgerFold], T]) -> T:
-        """Answer a question by what was read, while nobody moves it on. Raises as `read`."""
+        """Answer a question from the fold, which does not change meanwhile. Raises as `read`."""
         with self._settled() as now:
             return question(now.fold)
 
     def view(self) -> LedgerView:
-        """Return what was read. Raises as `read`."""
+        """Return the ledger as it was read. Raises as `read`."""
         with self._settled() as now:
             return _view(now)
 
@@ -125,19 +124,19 @@ class History(Closing):
             return self._window.between(after, to)
 
     def since(self, position: int) -> tuple[LedgerView, list[ValidCommit] | None]:
-        """Return what was read, and the valid commits since a position; None if the window does not reach back."""
+        """Return the ledger as it was read, and its valid commits since a position (None if that is too old)."""
         with self._settled() as now:
             return _view(now), self._window.between(position, now.position)
 
     def forget(self, position: int) -> None:
-        """Let the commits up to a position go, which a snapshot holds, and nobody follows from."""
+        """Drop the commits up to a position, which a snapshot holds, and from which no reader follows."""
         with self._lock:
             self._window.forget(position)
 
     # ---- read
 
     def now_s(self) -> float:
-        """Return the time by the source's clock. It rises with every call, so that what is compared next is later."""
+        """Return the source's time, increased with every call, so that later comparisons have later times."""
         self._time_s = max(self._source.clock(), math.nextafter(self._time_s, math.inf))
         return self._time_s
 
@@ -145,7 +144,7 @@ class History(Closing):
         return self._source.clock() - COMPARE_S + _TICK_S
 
     def read(self, at_least: Place = ORIGIN) -> LedgerView:
-        """Read up to the ledger's end now, compare what was read before, and check that `at_least` is there.
+        """Read up to the ledger's present end, compare the records read before, and check the place `at_least`.
 
         Raises BeyondEnd, AnchorMismatch, OffsetGone, IdentityChanged, CorruptLedger, UnknownFormat, Unavailable.
         """
@@ -155,14 +154,14 @@ class History(Closing):
         return self.view()
 
     def read_to(self, position: int, since_s: float | None = None) -> None:
-        """Read up to a position that the ledger has, and compare what was read before, unless that was done since then,
-        by `now_s`; None: within COMPARE_S. Raises as `read`.
+        """Read up to a position that the ledger has, and compare the records read before, unless that was done since
+        `since_s`, by `now_s`; None: within COMPARE_S. Raises as `read`.
         """
         with self._source.checking_cluster():
             self._read_to(position, self._lately_s() if since_s is None else since_s)
 
     def expect(self, places: Iterable[Place]) -> None:
-        """Compare places that somebody remembers with what was read; read on if they lie above. Raises as `read`."""
+        """Compare observed places with the ledger; read on if they lie above. Raises as `read`."""
         with self._source.checking_cluster():
             for place in places:
                 if place.position > self.place.position:
@@ -172,7 +171,7 @@ class History(Closing):
                     now.fold.check_followed(place.position)
 
     def end(self, at_least: int = 0) -> int:
-        """Ask for the ledger's end now, which has what this process has read, and `at_least`. Raises as `read`."""
+        """Ask for the ledger's end now, which must reach `at_least` and this process's position. Raises as `read`."""
         with self._source.checking_cluster():
             return self._end(at_least)
 
@@ -180,33 +179,33 @@ class History(Closing):
         known = max(at_least, self.place.position)
         end = self._source.range(at_least=known).end
         if end < known:
-            raise self._source.lost("the ledger ends below what was seen of it", end, known)
+            raise self._source.lost("the ledger ends below an observed position", end, known)
         return end
 
     def wait(self, position: int, timeout_s: float, is_over: Callable[[], bool] = lambda: False) -> bool:
-        """Wait at the broker until the ledger has something at or above a position; for at most `timeout_s`, and until
-        what came since it was compared is to be compared.
+        """Wait at most `timeout_s` until the ledger has a record at or above a position, or the next comparison is due.
+        Return whether it is time to read, also after an error.
 
-        Return whether it is time to read: as well where only a read tells, after an error. Nothing is told by a wait.
-        `is_over` is asked every 0.2 s, and ends it. Any number of threads may wait; nobody waits for them.
+        A wait proves nothing; only a read does. `is_over` is called every 0.2 s, and ends the wait. Any number of
+        threads may wait; none blocks another call.
         """
         if self._pid != os.getpid():
-            self._begin_anew(self.place)
+            self._reset(self.place)
         now, clock = self._now, self._source.clock
-        if now is not None and now.compared_s <= self._told_s:
+        if now is not None and now.compared_s <= self._woken_s:
             timeout_s = min(timeout_s, max(0.0, now.compared_s + COMPARE_S - clock()))
-        is_told = self.place.position > position or self._follower.wait(position, timeout_s, is_over)
-        if is_told:
-            self._told_s = clock()
-        return is_told
+        is_due = self.place.position > position or self._follower.wait(position, timeout_s, is_over)
+        if is_due:
+            self._woken_s = clock()
+        return is_due
 
     # ---- append
 
     def append(self, producer: Producer, record: LedgerRecord) -> Pending[Landed]:
-        """Append a record, and wait for nothing. The result is its verdict, once this process has read it.
+        """Append a record, and wait for nothing. The result is its verdict, once this process has read the record.
 
-        Raises ClosedError, Unavailable if it could not even be queued. The result raises OutcomeUnknown if it may be in
-        the ledger, or come; Damaged if the ledger lost records.
+        Raises ClosedError, Unavailable if it could not even be queued. The result raises OutcomeUnknown if the record
+        may be in the ledger, or still arrive; Damaged if the ledger lost records.
         """
         if self._is_closed:
             raise ClosedError("the log is closed", hint="Close its writers first, and then the log")
@@ -225,8 +224,8 @@ class History(Closing):
         return sent
 
     def open(self, producer: Producer, make: Callable[[LedgerFold], Open]) -> int | None:
-        """Append the Open that `make` gives by what was read, and read it back, from the log's own cluster. Return the
-        epoch; None if it is void, because another record came in between. Raises as the result of `append`.
+        """Append the Open that `make` makes from the fold, and read it back from the log's own cluster. Return the
+        epoch; None if it is void because another record came in between. Raises as the result of `append`.
         """
         landed = self.append(producer, self.ask(make)).result()
         if landed.void is not None:
@@ -243,18 +242,18 @@ class History(Closing):
                 found, void = now.fold.hash_at(ours.offset), now.voids.get((ours.offset, number))
             if not found:
                 what = "the ledger was truncated past a record before its verdict was read"
-                hint = "Open the writer again: that settles it"
+                hint = "Open the writer again: that resolves it"
                 raise OutcomeUnknown(what, hint=hint, topic=self._source.topic, offset=ours.offset)
             if found != ours.hash:
-                what = "another record stands where ours was acknowledged"
+                what = "another record is at the offset where ours was acknowledged"
                 raise self._source.lost(what, ours.offset, self.place.position)
             return Landed(ours.offset, void)
 
-    # ---- one thread reads for all who wait
+    # ---- one thread reads for all that wait
 
     @contextmanager
     def _settled(self) -> Generator[Following]:
-        """Give the fold, which nobody moves on inside the block."""
+        """Yield the fold, which does not change inside the block."""
         while True:
             self._read_to(0, -math.inf)
             with self._lock:
@@ -265,7 +264,7 @@ class History(Closing):
 
     def _read_to(self, position: int, since_s: float) -> None:
         if self._pid != os.getpid():
-            self._begin_anew(self.place)  # A fork copies locks that nobody releases, and a client without its threads.
+            self._reset(self.place)  # A fork copies locked locks, and a client without its threads.
         clock = self._source.clock
         read, progress_s = -1, clock()
 
@@ -282,13 +281,13 @@ class History(Closing):
         self._turns.until(lambda: self._has(position, since_s), read_on)
 
     def _compare_meanwhile(self, since_s: float) -> None:
-        """Compare what was folded, while the brokers have a record, if nobody reads."""
+        """Compare the folded records while the brokers handle a new one, unless another thread reads."""
         if self._now is not None:
-            with suppress(StatelogError):  # The verdict tells what is found.
+            with suppress(StatelogError):  # The verdict raises it again.
                 self._turns.until(lambda: self._has(0, since_s), lambda: self._step(0, since_s), waits=False)
 
     def _has(self, position: int, since_s: float) -> bool:
-        """Return whether that was read and compared. The caller holds the lock."""
+        """Return whether the position was read, and compared since then. The caller holds the lock."""
         now = self._now
         if now is None or now.is_torn or self._known is not ORIGIN:
             return False
@@ -300,7 +299,7 @@ class History(Closing):
     # ---- the thread that reads
 
     def _step(self, position: int, since_s: float) -> None:
-        """Read a little, or all that is there."""
+        """Read some records, or all."""
         try:
             self._read_more(position, since_s)
         except BaseException as error:
@@ -315,7 +314,7 @@ class History(Closing):
             if newest is None:
                 try:
                     self._source.require_whole()
-                except OffsetGone:  # The log's first round may have come between the two questions.
+                except OffsetGone:  # The log's first round may have ended between the two calls.
                     newest = self._source.snapshots.newest_sound()
                     if newest is None:
                         raise
@@ -330,7 +329,7 @@ class History(Closing):
             self._agree(now)
 
     def _begin(self, base: Manifest | None) -> Following:
-        """Begin a fold in place of the present one, with whose place it has to agree."""
+        """Begin a new fold, which has to agree with the present one's place."""
         self._follower.rest()
         now = Following.of(self._source.identity, base)
         with self._lock:
@@ -339,7 +338,7 @@ class History(Closing):
         return now
 
     def _agree(self, now: Following) -> None:
-        """Compare the place of an earlier fold, unless a person settled since what was lost."""
+        """Compare the place of an earlier fold, unless a Restart has since resolved its loss."""
         if self._known is ORIGIN:
             return
         last = self._known.last
@@ -350,8 +349,8 @@ class History(Closing):
         self._known, self._is_lost = ORIGIN, False
 
     def _read_on(self, now: Following, end: int) -> bool:
-        """Read from the record that was compared last to `end`: what was folded must be there, and the rest is new.
-        Return whether that is done, and not to be begun again.
+        """Read from the last compared record to `end`: compare the folded records, and fold the new ones. Return False
+        if the read has to begin again.
         """
         source, asked_s, start = self._source, self.now_s(), now.compared
         source.identify(IDENTIFY_S)
@@ -366,7 +365,7 @@ class History(Closing):
             self._go_on_elsewhere(now, error)
             return False
         if self._now is not now or (now.is_at_base and start < now.compared):
-            return False  # What was compared is given up.
+            return False  # The compared records are forfeited.
         with self._lock:
             if end > now.position:
                 now.fold.advance(end)
@@ -375,22 +374,22 @@ class History(Closing):
         return True
 
     def _compared(self, now: Following, records: Iterable[Record], expected: dict[int, int]) -> Generator[Record]:
-        """Give the records that are new, once those before were found to be the same."""
+        """Compare the folded records, and then yield the new ones."""
         position = now.position
         for found in records:
             if found.offset >= position:
-                if self._misses(now, expected):
+                if self._is_forfeited(now, expected):
                     return
                 yield found
                 yield from records
                 return
             if expected.get(found.offset) == LastRecord.of(found.offset, found.value).hash:
                 del expected[found.offset]
-        self._misses(now, expected)
+        self._is_forfeited(now, expected)
 
-    def _misses(self, now: Following, expected: dict[int, int]) -> bool:
-        """Return whether something is missing that a person gave up, so that the read begins again. Raises
-        AnchorMismatch if nobody did.
+    def _is_forfeited(self, now: Following, expected: dict[int, int]) -> bool:
+        """Return whether the missing records are forfeited, so that the read begins again; False if none is missing.
+        Raises AnchorMismatch if they are lost.
         """
         if not expected:
             return False
@@ -398,7 +397,7 @@ class History(Closing):
         if not self._source.is_forfeited(last.offset):
             self._is_lost = True
             raise mismatch(self._source.topic, last, position=now.position)
-        if now.is_at_base:  # The base is what counts.
+        if now.is_at_base:  # The base counts.
             now.compared = now.position
         else:
             self._begin(self._source.snapshots.newest_sound())
@@ -412,18 +411,18 @@ class History(Closing):
                 for commit in now.take(found):
                     self._window.add(commit)
 
-    # ---- a client that follows, while verdicts are asked for, or somebody waits
+    # ---- a client that follows, while verdicts are asked for, or a thread waits
 
     def _is_followed(self) -> bool:
-        """Return whether verdicts are asked for, one after the other, or somebody waits."""
+        """Return whether verdicts are asked for repeatedly, or a thread waits."""
         is_asked = len(self._verdicts_s) > 1 and self._source.clock() - self._verdicts_s[0] < _IDLE_S
         return is_asked or self._follower.is_used
 
     def _poll(self, now: Following) -> None:
-        """Take what the client that follows has, or wait for it a little."""
+        """Fold the follower's records, or wait briefly for some."""
         try:
             records, position = self._follower.take(now.position, _POLL_S)
-        except OffsetGone as error:  # It may have stood below what was read without it.
+        except OffsetGone as error:  # The follower may have been behind the fold.
             if self._source.range().start > now.position:
                 self._go_on_elsewhere(now, error)
             return
@@ -435,11 +434,11 @@ class History(Closing):
         with self._lock:
             now.fold.advance(max(now.position, position))
 
-    # ---- what a truncation, or a Restart, leaves
+    # ---- behind a truncation, or a Restart
 
     def _go_on_elsewhere(self, now: Following, error: OffsetGone) -> None:
-        """The ledger begins above where the read began, or goes on from a snapshot above the fold's start: go on from a
-        snapshot that says what stood there, or with what is left. Raises the error if neither is there.
+        """Continue from a snapshot, or from the ledger's new start: it begins above the start of the read, or continues
+        from a snapshot above the fold's start. Raises the error if neither covers the gap.
         """
         source, position = self._source, now.position
         start = source.range().start
@@ -468,7 +467,7 @@ class History(Closing):
         self._source.check_place(now.fold, place)
 
     def close(self) -> None:
-        """Release the client, unless others have it, too."""
+        """Release the client, unless other logs share it."""
         if self._users:
             self._users.pop()
         if self._users:

@@ -1,8 +1,8 @@
-"""`Replay`: the ledger folded from a base up to positions of the past, once, for one owner. Keeps no commits.
+"""`Replay`: the ledger folded from a base up to past positions, once, for one owner. It retains no commits.
 
 Invariants:
 - It begins with the record below its base, which must be the same, unless the ledger was truncated past it.
-- Every record from its base on is folded, in order. What interrupts a read leaves it where it was, or torn.
+- Every record from its base on is folded, in order. An interrupted read leaves it where it was, or torn.
 """
 
 from collections.abc import Generator, Iterator
@@ -27,33 +27,33 @@ class Replay(Closing):
 
     @property
     def fold(self) -> LedgerFold:
-        """The ledger up to where it was read."""
+        """The ledger, folded up to `position`."""
         return self._now.fold
 
     @property
     def position(self) -> int:
-        """How far it was read."""
+        """The position up to which it has read."""
         return self._now.position
 
     @property
     def place(self) -> Place:
-        """That position, with the record below."""
+        """`position` with the record below it."""
         return self._now.place
 
     @property
     def folded(self) -> Folded:
-        """The ledger up to there: a copy, where another fold can begin."""
+        """A copy of the fold, from which another one can begin."""
         return Folded(self.fold.freeze(), self.place)
 
     def commits(self, end: int) -> Iterator[ValidCommit]:
-        """Fold up to a position, and give the valid commits on the way, one by one.
+        """Fold up to a position. Yield the valid commits on the way.
 
         Raises OffsetGone, BeyondEnd, AnchorMismatch, IdentityChanged, CorruptLedger, UnknownFormat, Unavailable.
         """
         with self._source.checking_cluster():
             now = self._now
             if now.is_torn:
-                raise ClosedError("a record of the ledger was folded half", hint="Begin again from the base")
+                raise ClosedError("a record of the ledger was folded in part", hint="Begin again from the base")
             for found in self._records(end):
                 yield from now.take(found)
             self._source.check_proof(now.fold)
@@ -61,7 +61,7 @@ class Replay(Closing):
                 now.fold.advance(end)
 
     def read_to(self, end: int) -> list[ValidCommit]:
-        """Fold up to a position, and return the valid commits on the way. Raises as `commits`."""
+        """Fold up to a position. Return the valid commits on the way. Raises as `commits`."""
         return list(self.commits(end))
 
     def fold_to(self, end: int) -> None:
@@ -70,7 +70,7 @@ class Replay(Closing):
             pass
 
     def _records(self, end: int) -> Generator[Record]:
-        """Give the new records below a position, behind the last one that was folded, if that is there."""
+        """Yield the new records below a position. Compare the last folded one, unless it was truncated."""
         now, start = self._now, self._now.position
         if end <= start:
             return

@@ -1,13 +1,13 @@
-"""`SharedFollower`: the client that follows a ledger, for all threads of a process: for verdicts, and for readers that
-wait until there is something to read.
+"""`SharedFollower`: the client that follows a ledger for all threads of a process: for verdicts, and for readers that
+wait for a record.
 
-One thread at a time waits at the broker, and holds no lock and no turn meanwhile. What it gets is there for all: the
-thread that folds takes the records, the others learn that there is something new. A wait decides nothing: it says that
-it is time to read, and the reader compares as always.
+One thread at a time waits at the broker, without any lock or turn. All threads share its records: the thread that folds
+takes them, the others learn that there are new ones. A wait proves nothing: it tells the reader to read, and to compare
+as always.
 
 Invariants:
-- What `take` gives is every record from the position that was asked for, or an error.
-- An error that meets a thread that only waits ends the client, and the wait: the reader finds out for itself.
+- `take` returns every record from the requested position on, or raises.
+- An error in a thread that only waits ends the client and the wait. The reader's own read raises.
 """
 
 import math
@@ -22,16 +22,16 @@ from statelog.history.source import LedgerSource
 from statelog.kafka.port import PartitionFollower, Record
 
 _SLICE_S = 0.2
-"""How long a thread waits at the broker before it looks whether it is to end."""
+"""How long a thread waits at the broker before it checks whether it is to end."""
 _IDLE_S = 60.0
-"""How long the client is kept after its last use."""
+"""How long the client is retained after its last use."""
 _AGAIN_S = 5.0
-"""How long after an error no other client is made for a wait."""
+"""How long after an error no new client is made for a wait."""
 
 
 @dataclass(slots=True, eq=False)
 class _Line:
-    """A client, and the records from it that nobody has taken. `start` and `end` say which offsets they cover."""
+    """A client, and its records that no thread has taken yet, from offset `start` to `end`."""
 
     client: PartitionFollower
     start: int
@@ -43,7 +43,7 @@ class _Line:
 
 
 class SharedFollower:
-    """Follows one ledger. Makes its client at the first use, and closes it when nobody used it for a minute."""
+    """Follows one ledger. Makes its client at the first use, and closes it after an unused minute."""
 
     def __init__(self, source: LedgerSource) -> None:
         self._source = source
@@ -55,27 +55,26 @@ class SharedFollower:
 
     @property
     def is_used(self) -> bool:
-        """Whether there is a client, which was used within the last minute."""
+        """Whether there is a client that was used within the last minute."""
         return self._line is not None and self._source.clock() - self._used_s < _IDLE_S
 
     def take(self, position: int, timeout_s: float) -> tuple[list[Record], int]:
-        """Return the records from a position on, and the position behind them; wait for the first, at most so long.
-
-        Raises what `PartitionFollower.poll` raises.
+        """Return the records from a position on, and the position behind them. Wait at most so long for the first.
+        Raises as `PartitionFollower.poll`.
         """
         line = self._line_at(position)
         self._listen(line, position, timeout_s)
         with self._changed:
-            if line.start > position:  # A thread that only waits has dropped what it had read.
+            if line.start > position:  # A thread that only waits has dropped records.
                 return [], position
             found, line.records, line.start = line.records, [], line.end
             return [one for one in found if one.offset >= position], line.end
 
     def wait(self, position: int, timeout_s: float, is_over: Callable[[], bool]) -> bool:
-        """Wait until the ledger has something at or above a position, at most so long. Return False if nothing came,
-        and True as well where only a read tells: after an error, and once the client tells of trouble.
+        """Wait at most so long until the ledger has a record at or above a position. Return whether to read now, also
+        after an error or once the client is not sound.
 
-        `is_over` is asked every 0.2 s, and ends the wait.
+        `is_over` is called every 0.2 s, and ends the wait.
         """
         if self._is_closed or self._source.clock() - self._failed_s < _AGAIN_S:
             return True
@@ -83,9 +82,9 @@ class SharedFollower:
             while not is_over():
                 line = self._line_at(position)
                 self._listen(line, position, min(timeout_s, _SLICE_S))
-                if self._is_told(line, position):
+                if self._is_due(line, position):
                     return True
-                timeout_s -= _SLICE_S  # A poll has waited; its caller's clock may stand still in a simulation.
+                timeout_s -= _SLICE_S  # Not by the clock, which may stand still in a simulation.
                 if timeout_s <= 0:
                     break
         except StatelogError:
@@ -93,8 +92,8 @@ class SharedFollower:
             return True
         return False
 
-    def _is_told(self, line: _Line, position: int) -> bool:
-        """Return whether there is something to read, and drop what was read by now."""
+    def _is_due(self, line: _Line, position: int) -> bool:
+        """Return whether it is time to read. Drop the records below the position."""
         with self._changed:
             line.records = [one for one in line.records if one.offset >= position]
             line.start = max(line.start, min(position, line.end))
@@ -103,7 +102,7 @@ class SharedFollower:
     # ---- the client
 
     def _line_at(self, position: int) -> _Line:
-        """Return a client that gives all records from a position on."""
+        """Return a client that reads all records from a position on."""
         self._used_s = self._source.clock()
         line = self._line
         if line is not None and line.start <= position and not line.is_over:
@@ -121,7 +120,7 @@ class SharedFollower:
         return made
 
     def _listen(self, line: _Line, position: int, timeout_s: float) -> None:
-        """Wait until the client is past a position, or the time is over: at the broker, if no other thread does."""
+        """Wait at most so long until the client is past a position: at the broker, unless another thread does."""
         with self._changed:
             if line.is_over or line.end > position:
                 return
@@ -147,12 +146,12 @@ class SharedFollower:
     # ---- its end
 
     def rest_if_idle(self) -> None:
-        """Close the client, if nobody has used it for a minute."""
+        """Close the client if no thread has used it for a minute."""
         if not self.is_used and self._pid == os.getpid():
             self.rest()
 
     def rest(self) -> None:
-        """Close the client, or let the thread do so that waits with it. Another one is made when it is needed."""
+        """Close the client, or let the thread that waits with it do so. The next use makes another one."""
         line = self._line
         if line is not None:
             self._end(line)
@@ -178,4 +177,4 @@ class SharedFollower:
 
 
 _IN_USE: "WeakSet[SharedFollower]" = WeakSet()
-"""Those of this process that have a client. Whoever makes another one closes those that are idle."""
+"""The followers of this process that have a client. To make another one closes the idle ones."""

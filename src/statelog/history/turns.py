@@ -1,8 +1,8 @@
-"""`Turns`: of the threads that wait for something newer one reads, for all of them, and hands over when it has its own.
+"""`Turns`: of the threads that wait for newer records, one reads for all, and hands over when it has its own answer.
 
 Invariants:
-- Nobody waits while nobody reads: whoever ends its turn, or is interrupted, wakes the next one.
-- What the thread that reads has met is told to all who waited for it.
+- No thread waits while none reads: one that ends its turn, or is interrupted, wakes the next.
+- An error of the thread that reads is raised in every thread that waited for it.
 """
 
 from collections.abc import Callable
@@ -17,7 +17,7 @@ _PATIENCE_S = 60.0
 
 @dataclass(slots=True, eq=False)
 class _Wait:
-    """A thread that waits: until when, and what became of it."""
+    """A thread that waits: its condition, and the error that ended it, if any."""
 
     has: Callable[[], bool]
     bell: Event = field(default_factory=Event)
@@ -25,7 +25,7 @@ class _Wait:
 
 
 class Turns:
-    """Who reads, and who waits for that. `lock` guards what is read."""
+    """The thread that reads, and those that wait for it. `lock` guards the data that they read."""
 
     def __init__(self) -> None:
         self.lock = Lock()
@@ -34,9 +34,9 @@ class Turns:
         self._waits: list[_Wait] = []
 
     def until(self, has: Callable[[], bool], step: Callable[[], None], *, waits: bool = True) -> None:
-        """Return once `has`, asked under the lock, is true; call `step` until then, or wait for the thread that does.
+        """Call `step` until `has` returns true, or wait for the thread that does. `has` is called under the lock.
 
-        Without `waits` it leaves at once if another thread reads. Raises what `has` and `step` raise.
+        Without `waits`, return at once if another thread reads. Raises the errors of `has` and `step`.
         """
         while True:
             wait = None
@@ -66,7 +66,7 @@ class Turns:
                 self._wake(len(self._waits) if error is not None else 1, error)
 
     def _hand_out(self, has: Callable[[], bool]) -> bool:
-        """Wake the threads that have what they wait for. Return whether this one has."""
+        """Wake the threads whose condition is met. Return whether this one's is."""
         with self.lock:
             if not self._waits:
                 return has()
@@ -86,18 +86,18 @@ class Turns:
         del self._waits[:count]
 
     def _await(self, wait: _Wait) -> None:
-        """Wait for the thread that reads, or for the turn. Raises what that thread has met."""
-        is_told = False
+        """Wait for the thread that reads, or for the turn. Raises that thread's error."""
+        is_woken = False
         try:
-            is_told = wait.bell.wait(_PATIENCE_S)
+            is_woken = wait.bell.wait(_PATIENCE_S)
         finally:
-            if not is_told:  # Or interrupted, perhaps with the turn.
+            if not is_woken:  # Or interrupted, perhaps with the turn.
                 with self.lock:
                     if wait in self._waits:
                         self._waits.remove(wait)
                     elif not self.is_taken:
                         self._wake(1)
-        if not is_told:
-            raise BrokerUnavailable("another thread reads the ledger, and does not come back")
+        if not is_woken:
+            raise BrokerUnavailable(f"the thread that reads the ledger has not answered within {_PATIENCE_S:g} s")
         if wait.error is not None:
             raise wait.error.restated() from wait.error
