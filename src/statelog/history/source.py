@@ -1,7 +1,7 @@
-"""`LedgerSource`: where the ledger of a log is, the questions about it that need more than one answer, and one append.
+"""`LedgerSource`: the topic of a log's ledger, checks of it that need several requests, and one append.
 
 Invariants:
-- It never remembers an answer: whoever asks knows how old one may be.
+- It remembers no answer: each caller knows how old one may be.
 - A record is never sent twice: its outcome is an offset, a clear failure, or OutcomeUnknown.
 """
 
@@ -35,37 +35,40 @@ _ASK_AGAIN_S = 0.25
 _POLL_S = 0.2
 
 
-class KeptSnapshots(Protocol):
-    """The snapshots of the log."""
+class RetainedSnapshots(Protocol):
+    """The retained snapshots of the log."""
 
     def newest_sound(self, *, max_age_s: float = 0.0) -> Manifest | None:
-        """Return the newest one that can be read, as it was less than `max_age_s` ago, if it was read then."""
+        """Return the newest one that can be read, or one that was read less than `max_age_s` ago."""
         ...
 
     def at(self, position: int) -> Manifest | None:
-        """Return the one of a position, if it is kept."""
+        """Return the one of a position, if it is retained."""
         ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LedgerSource:
-    """Where a ledger is, and whom to ask. `identify` raises IdentityChanged, NotFound or Unavailable unless the cluster
-    is the one that the log was made on, as it said less than so many seconds ago. `url` is the root of the log, and
-    `patience_s` how long an end below what is known is asked for again.
+    """A ledger's topic, and the ways to check it.
+
+    identify    raises IdentityChanged, NotFound or Unavailable unless the cluster is the log's, by an answer that is
+                less than so many seconds old
+    url         the root of the log
+    patience_s  how long Kafka is asked again for an end below a known one
     """
 
     kafka: Kafka
     topic: str
     identity: LogIdentity
-    snapshots: KeptSnapshots
+    snapshots: RetainedSnapshots
     identify: Callable[[float], object] = lambda _: None
     url: str = ""
     clock: Callable[[], float] = time.monotonic
     patience_s: Callable[[], float] = lambda: 10.0
 
     def range(self, *, at_least: int = 0) -> OffsetRange:
-        """Ask for the ledger's start and end now. An end below `at_least` is asked for again for `patience_s`, which
-        begin with the answer: it may be an old one, and this process may have stood still before it.
+        """Ask for the ledger's start and end now. For `patience_s` from the first answer on, ask again if the end lies
+        below `at_least`: the answer may be stale.
         """
         found = self._offsets()
         deadline_s = time.monotonic() + self.patience_s()
@@ -79,10 +82,10 @@ class LedgerSource:
         return self.range(at_least=at_least).end
 
     def require_whole(self) -> None:
-        """Raise BeyondEnd or OffsetGone unless the ledger has its first record: without a snapshot it has to."""
+        """Raise BeyondEnd or OffsetGone unless the ledger has its first record, as it must without a snapshot."""
         start, end = self._offsets()
         if end == 0 and self.end(at_least=1) == 0:
-            what = "the ledger is empty: it lost its mark, and all that stood behind it"
+            what = "the ledger is empty: it lost its mark, and all records behind it"
             raise BeyondEnd(what, topic=self.topic, hint="Restore the topic, or accept the loss by name")
         if start > 0:
             what = "the ledger was truncated, and no manifest says what stood there"
@@ -93,11 +96,11 @@ class LedgerSource:
         return self.kafka.offsets(self.topic, [0])[0]
 
     def record_at(self, offset: int) -> Record | None:
-        """Read one record; None if there is none at the offset. Raises OffsetGone, BeyondEnd, Unavailable."""
+        """Read one record. Return None if the offset has none. Raises OffsetGone, BeyondEnd, Unavailable."""
         return records_at(self.kafka, self.topic, {0: offset}).get(0)
 
     def is_forfeited(self, offset: int) -> bool:
-        """Read whether a person accepted that the ledger lost what stood at an offset. Raises Damaged, Unavailable."""
+        """Read whether a person accepted the loss of the record at an offset. Raises Damaged, Unavailable."""
         end = self._offsets().end
         if end <= offset + 1:
             return False
@@ -108,8 +111,8 @@ class LedgerSource:
 
     @contextmanager
     def checking_cluster(self) -> Generator[None]:
-        """Report what is found missing inside only after the cluster was asked: it may be another one, or the log may
-        have been made anew. Raises IdentityChanged then.
+        """Identify the cluster before an error of the block about missing records is raised. Raise IdentityChanged
+        instead if it is another cluster, or the log was re-created.
         """
         try:
             yield
@@ -119,7 +122,7 @@ class LedgerSource:
             raise
 
     def check_proof(self, fold: LedgerFold) -> None:
-        """Raise AnchorMismatch or BeyondEnd if a record that was folded proves a loss."""
+        """Raise AnchorMismatch or BeyondEnd if a folded record proves a loss."""
         loss = fold.loss
         if loss is None:
             return
@@ -128,8 +131,9 @@ class LedgerSource:
         raise self.lost(loss.what, loss.offset, fold.position)
 
     def check_place(self, fold: LedgerFold, place: Place) -> None:
-        """Compare a place that somebody remembers with what was folded; below the base, with the record or the snapshot
-        that is there. Raises AnchorMismatch if another record stands there, or none; Damaged, Unavailable.
+        """Compare an observed place with the fold or, below its base, with the ledger's record or the snapshot there.
+
+        Raises AnchorMismatch if another record is there, or none; Damaged, Unavailable.
         """
         position, last = place
         assert last is not None, "a position alone is compared with the end"
@@ -140,8 +144,8 @@ class LedgerSource:
             raise mismatch(self.topic, last, position=fold.position)
 
     def _hash_below(self, position: int, offset: int) -> int:
-        """Read the hash of a record below the base: that of the ledger, or of the snapshot of this position; 0 if
-        neither is there, and -1 if the ledger has no record at the offset.
+        """Read the hash of a record below the base, from the ledger or the snapshot of this position. Return 0 if both
+        are missing, -1 if the ledger has no record at the offset.
         """
         try:
             found = self.record_at(offset)
@@ -153,23 +157,23 @@ class LedgerSource:
     def lost(self, what: str, offset: int, position: int) -> BeyondEnd:
         """Make the error for a ledger that lacks acknowledged records."""
         what = f"acknowledged ledger records are gone: {what}"
-        hint = "The brokers lost data: commits that were acknowledged may be gone; check the topic's replicas"
+        hint = "Check the topic's replicas: the brokers lost data, and acknowledged commits may be lost"
         return BeyondEnd(what, hint=hint, topic=self.topic, offset=offset, position=position)
 
 
 def mismatch(topic: str, last: LastRecord, *, position: int) -> AnchorMismatch:
-    """Make the error for a record that is gone, or not the one that was read, of a ledger that was folded so far."""
+    """Make the error for a record that is missing or another one, in a ledger that was folded up to `position`."""
     return AnchorMismatch(
         "a ledger record is not the one that was read there before",
         topic=topic,
         offset=last.offset,
         position=position,
-        hint="The ledger was made anew, restored, or lost its tail and grew again: restore the topic",
+        hint="Restore the topic: the ledger was re-created, restored, or lost its tail and grew again",
     )
 
 
 def records_at(kafka: Kafka, topic: str, offsets: Mapping[int, int]) -> dict[int, Record]:
-    """One record of each partition; a partition is absent if there is none at its offset.
+    """Read one record of each partition. Leave out partitions without a record at the offset.
 
     Raises OffsetGone, BeyondEnd, NotFound, Unreadable, BrokerUnavailable.
     """
@@ -179,10 +183,10 @@ def records_at(kafka: Kafka, topic: str, offsets: Mapping[int, int]) -> dict[int
 
 
 def check_reaches(log: str, end: int, position: int) -> None:
-    """Raise BeyondEnd if the ledger of a log, which ends at `end`, lacks a part of what was seen of it."""
+    """Raise BeyondEnd if the ledger of a log ends, at `end`, below an observed position."""
     if end < position:
-        what = "the ledger ends below what was seen of it"
-        hint = "It lost commits that were acknowledged: restore the topic, or accept the loss by name"
+        what = "the ledger ends below an observed position"
+        hint = "Restore the topic, or accept the loss by name: it lost acknowledged commits"
         raise BeyondEnd(what, topic=ledger_topic(log), log_end=end, position=position, hint=hint)
 
 
@@ -192,8 +196,8 @@ def check_reaches(log: str, end: int, position: int) -> None:
 def send_record(producer: Producer, topic: str, kind: str, value: bytes, clock: Callable[[], float]) -> Pending[int]:
     """Append an encoded record of this kind to the ledger, and wait for nothing; the result is the offset.
 
-    Raises Unavailable if it could not even be queued. The result raises OutcomeUnknown if it may be in the ledger, or
-    come: the producer must not be used again.
+    Raises Unavailable if it could not even be queued. The result raises OutcomeUnknown if the record may be in the
+    ledger, or still arrive: do not use the producer again.
     """
     reports: list[Delivery] = []
     deadline_s = clock() + report_limit_s(producer)
@@ -218,7 +222,7 @@ def send_record(producer: Producer, topic: str, kind: str, value: bytes, clock: 
                 f"whether the {kind} is in the ledger is not known",
                 topic=topic,
                 reason=report.reason,
-                hint=with_remedy(report, "Open the writer again: that settles it"),
+                hint=with_remedy(report, "Open the writer again: that resolves it"),
             )
         return report.offset
 
@@ -226,5 +230,5 @@ def send_record(producer: Producer, topic: str, kind: str, value: bytes, clock: 
 
 
 def append_record(producer: Producer, topic: str, record: LedgerRecord) -> int:
-    """Append to the ledger, and return the offset. Raises Unavailable, OutcomeUnknown."""
+    """Append a record to the ledger. Return its offset. Raises Unavailable, OutcomeUnknown."""
     return send_record(producer, topic, type(record).__name__, encode(record), time.monotonic).result()

@@ -1,12 +1,12 @@
-"""`together`: the commits that a thread appends in a block go out as one record of each ledger, as those of a worker's
-partitions do: one request, and one record to read back.
+"""`together`: send the commits that a thread appends in a block as one record of each ledger, for example those of a
+worker's partitions: one request, and one record to read back.
 
 Invariants:
-- A commit is sent at the end of the block, or when somebody waits for one of them: nobody waits for what is not sent.
-- A thread gathers only while the block runs: an interrupt that leaves it at any line ends that, too.
-- Each is judged by itself. That one is void, or its writer fenced, is nothing to the others.
-- A record is never sent twice. If its outcome is unknown, that of each of its commits is, and each writer settles its
-  own by an Open: what comes late is of an epoch that this ended.
+- The commits are sent at the end of the block, or when a caller waits for one: no caller waits for an unsent one.
+- A thread gathers only while the block runs. An interrupt at any line ends that, too.
+- Each commit is judged by itself. A void commit, or a fenced writer, does not affect the others.
+- A record is never sent twice. If its outcome is unknown, each writer resolves its own commit by an Open, which ends
+  the epoch of a commit that arrives late.
 """
 
 from collections.abc import Generator
@@ -24,12 +24,12 @@ from statelog.schemas.ledger.place import LastRecord
 from statelog.schemas.ledger.records import Commit, Commits, LedgerRecord, encode
 
 _MOST_BYTES = 512 << 10
-"""So large a record may be in any log, framing included."""
+"""The size of a record that fits in any log, framing included."""
 _LOCAL = local()
 
 
 class Sends(Protocol):
-    """A history, as what is gathered for it needs it."""
+    """The part of a history that gathered commits need."""
 
     def send(self, producer: Producer, record: LedgerRecord, value: bytes) -> Pending[int]:
         """Append an encoded record, and wait for nothing. The result is its offset."""
@@ -50,7 +50,7 @@ class _OneRecord:
 
 @dataclass(slots=True)
 class Gathered:
-    """What waits to be sent for one ledger, and the record that each went with."""
+    """The commits that wait to be sent to one ledger, and the record that carried them."""
 
     history: Sends
     producer: Producer
@@ -60,7 +60,7 @@ class Gathered:
     error: Unavailable | None = None
 
     def add(self, commit: Commit) -> Pending[Landed]:
-        """Take one more, and promise its verdict."""
+        """Add a commit. Return its pending verdict."""
         number = len(self.commits)
         self.commits.append(commit)
         self.size_bytes += commit.size_bytes
@@ -72,15 +72,15 @@ class Gathered:
         return Pending("Commit", 0, self._is_answered, take)
 
     def _is_answered(self, timeout_s: float) -> bool:
-        """Whether the answer is there, or comes in so long. Who only looks does not have it sent."""
+        """Wait so long for the answer, and return whether it is there. A call without a timeout sends nothing."""
         return (self.sent is not None or timeout_s > 0) and self.send().offset.wait(timeout_s)
 
     def has_room(self, commit: Commit) -> bool:
-        """Whether one more fits."""
+        """Return whether one more fits."""
         return self.sent is None and self.error is None and self.size_bytes + commit.size_bytes <= _MOST_BYTES
 
     def send(self) -> _OneRecord:
-        """Send what was gathered, unless it was. Raises Unavailable if it could not even be queued."""
+        """Send the gathered commits, once. Raises Unavailable if they could not even be queued."""
         if self.error is not None:
             raise self.error.restated() from self.error
         if self.sent is None:
@@ -95,7 +95,7 @@ class Gathered:
 
 
 class _Block(dict[int, Gathered]):
-    """What a thread gathers, by ledger. Only the block itself holds it; the thread has a weak reference."""
+    """A thread's gathered commits, by ledger. Only the block itself holds it; the thread has a weak reference."""
 
 
 def _gathering() -> _Block | None:
@@ -105,7 +105,7 @@ def _gathering() -> _Block | None:
 
 @contextmanager
 def together() -> Generator[None]:
-    """Gather the commits that this thread appends in the block, of any number of logs."""
+    """Gather the commits that this thread appends in the block, to any number of logs."""
     if _gathering() is not None:
         yield
         return
@@ -119,11 +119,11 @@ def together() -> Generator[None]:
             try:
                 one.send()
             except Unavailable:
-                continue  # Whoever waits for its verdict is told.
+                continue  # Its verdicts raise it.
 
 
 def add_gathered(history: Sends, producer: Producer, commit: Commit) -> Pending[Landed] | None:
-    """Add a commit to what this thread gathers for a ledger; None if it gathers nothing. Raises Unavailable."""
+    """Add a commit to those that this thread gathers; None outside a `together` block. Raises Unavailable."""
     mine = _gathering()
     if mine is None:
         return None

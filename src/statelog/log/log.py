@@ -211,9 +211,8 @@ class Log(Closing):
         return self._check(self._identify(0.0), rights)
 
     def checking_cluster(self) -> AbstractContextManager[None]:
-        """Verify the cluster before an error of the block about missing records is raised.
-
-        Raises IdentityChanged instead, if it is another cluster, or the log was re-created.
+        """Identify the cluster before an error of the block about missing records is raised. Raise IdentityChanged
+        instead if it is another cluster, or the log was re-created.
         """
         return self.ledger.checking_cluster()
 
