@@ -155,7 +155,7 @@ def test_a_worker_that_commits_for_two_queries_forgets_no_lost_commit(place: Pla
 
 
 def test_a_batch_behind_a_lost_commit_is_not_planned_where_that_was_made(place: Place) -> None:
-    """A batch behind a lost commit is refused, even if the worker that made the commit planned it."""
+    """A batch behind a lost commit is not planned, even by the worker that made the commit."""
     rig = place("memory://a")
     for batch in range(2):
         write(rig, "memory://a", batch)
