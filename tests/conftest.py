@@ -1,4 +1,4 @@
-"""Fixtures that tests of every kind share, and the lines that say on what a run was made.
+"""Fixtures that tests of every kind share, and the lines that name a run's services.
 
 broker      the Kafka broker of this run: `bootstrap` (host:port) and `kind`
 proxies     services with other terms and other networks, played before that broker
@@ -6,12 +6,12 @@ hdfs        a real name node and data node
 secure_node  a broker that speaks TLS and grants nothing by itself, from tests/support/services/secure_broker.py
 own_broker  a separate one that a fault test may kill, pause and restart
 cluster     three nodes of a real cluster, each of which a fault test may kill, pause and restart
-faulty_broker  another one, behind a TCP proxy that does what networks do (tests/support/services/faulty_broker.py)
+faulty_broker  another one, behind a TCP proxy with a network's faults (tests/support/services/faulty_broker.py)
 log_name    a name that no other test uses, for a log (its topics are `name` and `name.ledger`)
 topic_name  the same, for a bare topic
 spark       a local Spark session, from tests/support/spark/session.py
 lives       processes that a test lets die, from tests/support/processes/parts.py
-at_once     what a broker shows is believed at once, where a log would ask again for ten seconds
+at_once     a broker's first answer is believed, where a log would ask again for ten seconds
 impatient   nobody waits for a simulated broker to catch up
 busy_ledger  the ledger carries so much that no commit carries its changes
 """
@@ -52,14 +52,16 @@ pytest_plugins = [
 
 
 def pytest_configure() -> None:
-    """A shell ignores Ctrl-C in what it starts by `&`, and Python leaves that so: no test that sends one would end."""
+    """Restore Ctrl-C: a shell ignores it in its `&` jobs, Python leaves that so, and no test that sends one
+    would end.
+    """
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.hookimpl(wrapper=True)
 def pytest_collection() -> Generator[None, object, object]:
-    """What is collected stays to the end: the garbage collector need not go through it again, hundreds of times."""
+    """Freeze the collected tests, so that the garbage collector need not go through them again, hundreds of times."""
     gc.disable()
     try:
         return (yield)
@@ -87,7 +89,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
 
 @pytest.fixture(scope="session")
 def broker(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[brokers.Broker]:
-    """The Kafka broker that this run's tests share. Topics are created by the tests, under names of their own."""
+    """Yield the Kafka broker that this run's tests share. Tests create topics under names of their own."""
     with ExitStack() as stack:
         yield brokers.told_broker(request.config) or brokers.open_shared_broker(
             stack, tmp_path_factory.mktemp("broker")
@@ -96,7 +98,7 @@ def broker(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 
 @pytest.fixture(scope="session")
 def proxies(broker: brokers.Broker) -> Iterator[Proxies]:
-    """Proxies before the broker of this run, each of which plays a service."""
+    """Yield proxies before the broker of this run, each of which plays a service."""
     with open_proxies(broker.bootstrap) as opened:
         yield opened
 
@@ -109,37 +111,37 @@ def _own_broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[brokers.Ow
 
 @pytest.fixture
 def own_broker(_own_broker: brokers.OwnBroker) -> brokers.OwnBroker:
-    """A broker apart from the shared one, which takes records at the start of every test that asks for it."""
+    """Return a broker apart from the shared one, which takes records at the start of every test that asks for it."""
     if not _own_broker.alive:
         _own_broker.restart()
-    else:  # One that was paused comes back to itself in its own time.
+    else:  # A broker that was paused recovers in its own time.
         wait_until_ready(_own_broker.bootstrap, 120.0, still_alive=lambda: _own_broker.alive)
     return _own_broker
 
 
 @pytest.fixture(scope="session")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    """Three nodes, all alive; a test leaves them so."""
+    """Yield three nodes, all alive; a test leaves them so."""
     with running_cluster(tmp_path_factory.mktemp("cluster")) as running:
         yield running
 
 
 @pytest.fixture(scope="session")
 def hdfs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hdfs]:
-    """An HDFS of this process. Tests choose roots of their own."""
+    """Yield an HDFS of this process. Tests choose roots of their own."""
     with ExitStack() as stack:
         yield open_hdfs(stack, tmp_path_factory.mktemp("hdfs"))
 
 
 @pytest.fixture(scope="session")
 def azure(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmulatedStore]:
-    """An Azure Blob Storage of this process, by its emulator."""
+    """Yield an Azure Blob Storage of this process, by its emulator."""
     yield from _emulated(open_azure, tmp_path_factory.mktemp("azure"))
 
 
 @pytest.fixture(scope="session")
 def gcs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmulatedStore]:
-    """A Google Cloud Storage of this process, by an emulator."""
+    """Yield a Google Cloud Storage of this process, by an emulator."""
     yield from _emulated(open_gcs, tmp_path_factory.mktemp("gcs"))
 
 
@@ -160,7 +162,7 @@ def _faulty_broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FaultyB
 
 @pytest.fixture
 def faulty_broker(_faulty_broker: FaultyBroker) -> Iterator[FaultyBroker]:
-    """A broker behind a proxy; both let everything through before and after every test."""
+    """Yield a broker behind a proxy; both let everything through before and after every test."""
     _faulty_broker.recover()
     yield _faulty_broker
     _faulty_broker.recover()
@@ -168,25 +170,25 @@ def faulty_broker(_faulty_broker: FaultyBroker) -> Iterator[FaultyBroker]:
 
 @pytest.fixture
 def log_name(request: pytest.FixtureRequest) -> str:
-    """A log name that no other test and no other run uses."""
+    """Return a log name that no other test and no other run uses."""
     return _unique(request)
 
 
 @pytest.fixture
 def topic_name(request: pytest.FixtureRequest) -> str:
-    """A topic name that no other test and no other run uses."""
+    """Return a topic name that no other test and no other run uses."""
     return _unique(request)
 
 
 @pytest.fixture
 def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Kafka's first answer is believed, also one that goes back behind what is known."""
+    """Believe Kafka's first answer, also one that goes back behind a known position."""
     monkeypatch.setattr(Log, "patience_s", 0.0)
 
 
 @pytest.fixture
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whoever asks or looks again does so at once, and not for long."""
+    """Repeat queries and checks at once, and not for long."""
     monkeypatch.setattr(Log, "patience_s", 1.0)
     monkeypatch.setattr(source, "_ASK_AGAIN_S", 0.0)
     monkeypatch.setattr(topics, "_DESCRIBE_AGAIN_S", 0.0)
@@ -194,12 +196,12 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def _unique(request: pytest.FixtureRequest) -> str:
-    """The test's own name, for whoever looks at the broker, and a random part."""
+    """Return the test's own name, for an observer of the broker, and a random part."""
     readable = re.sub(r"[^A-Za-z0-9]+", "-", request.node.name).strip("-")[:60]
     return f"{readable}-{uuid.uuid4().hex[:12]}"
 
 
 @pytest.fixture
 def busy_ledger(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A ledger that carries too much already, so that even the smallest commit has its changes in the data topic."""
+    """Fill the ledger, so that even the smallest commit has its changes in the data topic."""
     monkeypatch.setattr(LedgerRate, "is_low", False)

@@ -52,7 +52,7 @@ ROWS = {
     "3 logs in one daemon, a round each": "one by one",
     "takeover, standby behind, 100 keys, rocksdb": "open without a standby",
 }
-"""What is measured, and what it is compared with, if that needs no other library."""
+"""The measured work and its baseline, if that needs no other library."""
 
 
 NAMES = (
@@ -62,7 +62,7 @@ NAMES = (
 
 
 def test_each_prints_its_rows(broker: Broker, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Beside what it is compared with, and by how much it is better; which comparison was left out is said."""
+    """Each benchmark prints its row with its baseline and the ratio, and says which comparison was left out."""
     monkeypatch.setenv("STATELOG_BENCH_BROKER", broker.bootstrap)
     for peer in ("QUIX", "STREAMS"):
         monkeypatch.delenv(f"STATELOG_BENCH_{peer}", raising=False)
@@ -88,10 +88,10 @@ def test_each_prints_its_rows(broker: Broker, monkeypatch: pytest.MonkeyPatch, t
 
 
 def _measured(broker: Broker, root: Path) -> dict[str, list[Figure]]:
-    """All at once: most of the time they wait."""
+    """Return all figures, measured concurrently: most of the time they wait."""
     setting = Setting(
         bootstrap=broker.bootstrap, root=root, changes=1000, keys=100, rounds=1, commits=4, broker_pid=os.getpid()
-    )  # The broker's process may not be this machine's, so this one stands for it.
+    )  # The broker's process may be on another machine, so this one stands for it.
     with ThreadPoolExecutor(len(NAMES)) as pool:
         measured = {name: pool.submit(BENCHMARKS[name], setting) for name in NAMES}
     return {name: figures.result() for name, figures in measured.items()}

@@ -1,4 +1,4 @@
-"""The `statelog` command on a real broker: what a person types, what a script reads, and what a kill leaves behind."""
+"""The `statelog` command on a real broker: a person's input, a script's reads, and the state after a kill."""
 
 import json
 import os
@@ -32,7 +32,7 @@ AVSC = """{"type": "record", "name": "Plane", "fields": [
 
 
 def test_describe_names_topics_and_whoever_holds_the_log(shell: Shell) -> None:
-    """Topics by name, and the leases that hold truncation back."""
+    """Describe names the topics, and the leases that hold truncation back."""
     with shell.open_log() as log:
         assert shell.json("describe", shell.name)["leases"] == []
         with recover(log, settings=RecoverySettings(holder="somebody")) as recovery:
@@ -44,7 +44,7 @@ def test_describe_names_topics_and_whoever_holds_the_log(shell: Shell) -> None:
 
 
 def test_subscriptions_are_listed_and_removed(shell: Shell) -> None:
-    """Who holds truncation is shown, ends by command once, and its reader is told."""
+    """A subscription that holds truncation is listed, a command removes it once, and its reader gets an error."""
     with shell.open_log() as log, Writer(log, "w") as writer:
         writer.put("a", b"1")
         writer.commit()
@@ -68,11 +68,14 @@ def test_subscriptions_are_listed_and_removed(shell: Shell) -> None:
 
 
 def test_a_copy_of_the_root_truncates_nothing_until_it_is_claimed(shell: Shell, tmp_path: Path) -> None:
-    """A materializer on a copy, with the original's Kafka, names both; a person says which root is the log's."""
+    """A copy of the root truncates nothing until it is claimed: a materializer on it names both roots.
+
+    A person says which root is the log's; both have the original's Kafka.
+    """
     copy = Shell(shell.bootstrap, tmp_path / "copy", shell.name)
 
     def round_on(at: Shell, *options: str) -> tuple[bool, str]:
-        """Whether one truncated, and what it was held back by."""
+        """Return whether a round truncated, and its obstacle."""
         with shell.open_log() as log, Writer(log, "w") as writer:
             writer.put("a", b"1")
             writer.commit()
@@ -93,13 +96,13 @@ def test_a_copy_of_the_root_truncates_nothing_until_it_is_claimed(shell: Shell, 
 
 
 def test_a_hint_names_options(shell: Shell) -> None:
-    """What to do on a single broker is said in words that can be typed."""
+    """A hint on a single broker names options that can be typed."""
     found = shell.json("init", f"{shell.name}-2", code=2, STATELOG_REPLICATION_FACTOR="3")
     assert found["hint"] == "Pass --replication-factor 1 and --allow-unsafe replication,min-insync on a single broker"
 
 
 def test_json_goes_out_as_utf8_in_any_locale(shell: Shell, tmp_path: Path) -> None:
-    """What `--to-json -` writes can be appended again, whatever the locale says."""
+    """The output of `--to-json -` is UTF-8 in any locale, and can be appended again."""
     source = write_lines(tmp_path / "in.jsonl", [{"key": "gr\u00fcn", "value": "\u65e5"}])
     assert shell.run("append", shell.name, source).exit_code == 0
     process = subprocess.run(
@@ -112,7 +115,7 @@ def test_json_goes_out_as_utf8_in_any_locale(shell: Shell, tmp_path: Path) -> No
 
 
 def test_a_misspelt_field_commits_nothing(shell: Shell, tmp_path: Path) -> None:
-    """A name of --op-field or --checkpoint-field that no row has ends the run with 2, and the log is as it was."""
+    """A name of --op-field or --checkpoint-field that no row has ends the run with 2, and the log is unchanged."""
     rows: list[dict[str, object]] = [{"key": f"k{n}", "value": "v", "op": "D", "group": n} for n in range(9)]
     source = write_lines(tmp_path / "in.jsonl", rows)
     ops = ("--op-field", "opp", "--delete-value", "D", "--checkpoint-every", 3)
@@ -163,7 +166,7 @@ def test_a_log_from_init_to_delete(broker: Broker, tmp_path: Path, log_name: str
 
 
 def test_values_evolve_by_command(broker: Broker, tmp_path: Path, log_name: str) -> None:
-    """A second schema is given and described, the first changes nothing, a third is refused; RocksDB has the second."""
+    """A second schema is added and described, the first changes nothing, a third is refused; RocksDB has the second."""
     shell = Shell(broker.bootstrap, tmp_path, log_name)
     schemas = {name: tmp_path / f"{name}.avsc" for name in ("first", "second", "third")}
     schemas["first"].write_text(AVSC)
@@ -221,7 +224,7 @@ def test_parquet_and_pipes_give_the_same_state(shell: Shell, tmp_path: Path) -> 
 def test_a_killed_append_goes_on_where_it_was(
     shell: Shell, tmp_path: Path, name: str, write: Callable[[Path, list[dict[str, object]]], Path]
 ) -> None:
-    """SIGKILL in the middle, the same command again: every row counts once, and the last one of a key wins."""
+    """After SIGKILL in the middle the same command counts every row once, and the last one of a key wins."""
     rows: list[dict[str, object]] = [{"key": f"k{number % 997}", "value": f"v{number}"} for number in range(300_000)]
     source = write(tmp_path / name, rows)
     process = shell.start("append", shell.name, source, "--checkpoint-every", 300)
@@ -241,7 +244,7 @@ def test_a_killed_append_goes_on_where_it_was(
 
 
 def test_another_input_is_refused_and_fences_nobody(shell: Shell, tmp_path: Path) -> None:
-    """The same writer with another input, or with other fields, is misuse; a writer that is open stays open."""
+    """The same writer with another input or other fields is refused as misuse; an open writer stays open."""
     source = write_lines(tmp_path / "in.jsonl", [{"key": "a", "value": "1"}])
     shell.json("append", shell.name, source)
     other = write_lines(tmp_path / "other.jsonl", [{"key": "a", "value": "2"}])
@@ -257,7 +260,7 @@ def test_another_input_is_refused_and_fences_nobody(shell: Shell, tmp_path: Path
 
 
 def test_a_broken_line_stops_behind_the_last_checkpoint(shell: Shell, tmp_path: Path) -> None:
-    """The line is named, checkpoints before it stay, and after it was mended the same command appends the rest."""
+    """A broken line is named, earlier checkpoints stay, and after its repair the same command appends the rest."""
     source = tmp_path / "in.jsonl"
     good = [json.dumps({"key": f"k{number}", "value": "v"}) for number in range(10)]
     source.write_text("\n".join([*good[:7], "{broken}", *good[7:]]))
@@ -273,7 +276,7 @@ def test_a_broken_line_stops_behind_the_last_checkpoint(shell: Shell, tmp_path: 
 
 
 def test_a_broken_line_of_csv_stops_behind_the_last_checkpoint(shell: Shell, tmp_path: Path) -> None:
-    """As one of JSON: the line is named, and after it was mended under the same header the rest is appended."""
+    """A broken line of CSV is named, and after its repair under the same header the rest is appended."""
     source = tmp_path / "in.csv"
     good = [f"k{number},v\n" for number in range(10)]
     source.write_text("".join(["key,value\n", *good[:7], 'k7,"v\n', *good[7:]]))
@@ -300,7 +303,7 @@ def test_a_value_that_the_log_cannot_hold_is_named(shell: Shell, tmp_path: Path)
 
 
 def test_text_in_another_encoding_is_named(shell: Shell, tmp_path: Path) -> None:
-    """A text of a Parquet file that is no UTF-8, as other programs write it, is refused with its row in the file."""
+    """A text of a Parquet file that is no UTF-8 is refused with its row in the file."""
     keys = pa.array([b"a", b"b", b"caf\xe9"])
     text = pa.Array.from_buffers(pa.string(), 3, keys.buffers())
     pq.write_table(pa.table({"key": text, "value": [b"1", b"2", b"3"]}), tmp_path / "in.parquet")
@@ -312,7 +315,7 @@ def test_text_in_another_encoding_is_named(shell: Shell, tmp_path: Path) -> None
 
 
 def test_a_checkpoint_field_cuts_where_it_changes(shell: Shell, tmp_path: Path) -> None:
-    """One commit for each run of rows with one value of the field."""
+    """A checkpoint field cuts commits: one for each run of rows with one value."""
     days = [1, 1, 2, 2, 2, 3]
     rows: list[dict[str, object]] = [{"key": f"k{n}", "value": "v", "day": day} for n, day in enumerate(days)]
     source = write_lines(tmp_path / "in.jsonl", rows)
@@ -333,7 +336,7 @@ def test_key_groups_split_the_state(shell: Shell, tmp_path: Path) -> None:
 
 
 def test_the_daemon_ends_cleanly_on_sigterm(shell: Shell, tmp_path: Path) -> None:
-    """The daemon tells its rounds as JSON, and exits with 0 after SIGTERM, having said that it stopped."""
+    """The daemon reports its rounds as JSON, says on SIGTERM that it stopped, and exits with 0."""
     shell.json("append", shell.name, write_lines(tmp_path / "in.jsonl", [{"key": "a", "value": "1"}]))
     process = shell.start("materialize", shell.name, "--interval", "50ms", "--jitter", 0, "--json")
     with process:
@@ -348,7 +351,7 @@ def test_the_daemon_ends_cleanly_on_sigterm(shell: Shell, tmp_path: Path) -> Non
 
 
 def test_the_daemon_ends_once_nobody_reads_its_events(shell: Shell) -> None:
-    """It ends in order, but not as if its work were done: with 1, and with the reason for who reads errors."""
+    """The daemon whose events nobody reads ends in order, with 1 and the reason on standard error."""
     process = shell.start("materialize", shell.name, "--interval", "50ms", "--jitter", 0)
     with process:
         assert process.stdout is not None
@@ -363,7 +366,9 @@ def test_the_daemon_ends_once_nobody_reads_its_events(shell: Shell) -> None:
 
 
 def test_the_daemon_waits_for_its_log(broker: Broker, tmp_path: Path, log_name: str) -> None:
-    """With --wait a log that is made later is found; SIGTERM ends the wait with 0, too; without, it is not found."""
+    """With --wait a daemon finds a log that is made later, and SIGTERM ends its wait with 0; without, it is
+    NotFound.
+    """
     shell = Shell(broker.bootstrap, tmp_path, log_name)
     assert shell.json("materialize", log_name, code=3)["error"] == "NotFound"
     for is_made in (False, True):
@@ -400,7 +405,7 @@ def test_the_daemon_runs_a_round_when_it_is_told_to(shell: Shell, tmp_path: Path
 
 
 def test_a_fenced_append_has_its_own_code(shell: Shell) -> None:
-    """A writer that another one takes over from exits with 5, and tells what counts."""
+    """A writer that another one takes over from exits with 5, and reports the valid rows."""
     process = shell.start(
         "append", shell.name, "-", "--writer", "old", "--checkpoint-every", 1, "--json", stdin=subprocess.PIPE
     )
@@ -438,7 +443,7 @@ def test_every_trouble_has_its_code(shell: Shell, tmp_path: Path) -> None:
 
 
 def test_a_secret_is_never_printed(shell: Shell, tmp_path: Path) -> None:
-    """A secret of the configuration is in no output and no error, whatever goes wrong with it."""
+    """A secret of the configuration is in no output and no error, whatever fails with it."""
     config = tmp_path / "statelog.toml"
     config.write_text(
         f'bootstrap = "{shell.bootstrap}"\n[kafka]\nsecurity.protocol = "SASL_PLAINTEXT"\n'

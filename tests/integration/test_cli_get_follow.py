@@ -25,8 +25,9 @@ def _events(text: str) -> list[dict[str, Any]]:
 
 @pytest.mark.usefixtures("at_once")
 def test_get_reads_keys_now_and_earlier(shell: Shell) -> None:
-    """One value comes as it is, several as lines in the order of the keys; what is not there has a code of its own; an
-    earlier state and a barrier can be asked for.
+    """One value comes as it is, several as lines in the order of the keys; a missing key has a code of its own.
+
+    A caller can ask for an earlier state and a barrier.
     """
     with shell.open_log() as log, Writer(log, "w") as writer:
         writer.put("a", b"one\x1b\xff")
@@ -60,7 +61,7 @@ def test_get_reads_keys_now_and_earlier(shell: Shell) -> None:
 def test_get_and_follow_in_a_typed_log_whose_callers_name_key_groups(
     broker: Broker, tmp_path: Path, log_name: str
 ) -> None:
-    """Numbers as keys, typed values as JSON, key groups that are named or found; `append` reads what `get` writes."""
+    """Numbers as keys, typed values as JSON, and named or found key groups work; `append` reads the output of `get`."""
     shell = Shell(broker.bootstrap, tmp_path, log_name)
     schema = tmp_path / "plane.avsc"
     schema.write_text(AVSC)
@@ -89,7 +90,7 @@ def test_get_and_follow_in_a_typed_log_whose_callers_name_key_groups(
 
 
 def test_get_and_follow_in_a_log_of_key_groups_by_prefix(broker: Broker, tmp_path: Path, log_name: str) -> None:
-    """They read the key group of the prefix, in which the keys are, and `describe` says how long it is."""
+    """Get and follow read the key group of the prefix, where the keys are, and `describe` gives its length."""
     shell = Shell(broker.bootstrap, tmp_path, log_name)
     assert (
         shell.json("init", log_name, "--hash", "crc32-prefix", "--key-type", "string", code=2)["error"] == "ConfigError"
@@ -108,7 +109,10 @@ def test_get_and_follow_in_a_log_of_key_groups_by_prefix(broker: Broker, tmp_pat
 
 
 def test_follow_shows_commits_of_the_past(shell: Shell) -> None:
-    """From the oldest, a position, a time or the state; of some keys, key groups or writers; for people and as JSON."""
+    """Follow shows commits from the oldest, a position, a time or the state; of some keys, key groups or writers.
+
+    It prints for people and as JSON.
+    """
     with shell.open_log() as log:
         with Writer(log, "w") as writer:
             writer.put("a", b"1")
@@ -151,7 +155,7 @@ def test_follow_shows_commits_of_the_past(shell: Shell) -> None:
 
 @pytest.mark.parametrize("args", [(), ("--json",)])
 def test_follow_says_why_it_prints_nothing(shell: Shell, args: tuple[str, ...]) -> None:
-    """A time to come, and a writer that nobody is, are told beside the output; nothing to print is no reason."""
+    """A future time and an unknown writer are reported next to the output; an empty output alone is no reason."""
     with shell.open_log() as log, Writer(log, "w") as writer:
         writer.commit()
     writers = "no commit of writer nobody or none was found"
@@ -172,8 +176,9 @@ _ORDERS = [("put", "delete"), ("delete", "put")]
 
 
 def test_follow_goes_on_until_it_is_told_or_nobody_reads(shell: Shell) -> None:
-    """Each commit is printed once it is there; a signal ends it with 0, and a reader that goes away without a word. No
-    lease is left.
+    """Each commit is printed once it exists; a signal ends follow with 0, and a vanishing reader silently.
+
+    No lease is left.
     """
     told, unread = shell.start("follow", shell.name, "--json"), shell.start("follow", shell.name)
     with told, unread, shell.open_log() as log, Writer(log, "w") as writer:
@@ -195,7 +200,7 @@ def test_follow_goes_on_until_it_is_told_or_nobody_reads(shell: Shell) -> None:
 
 
 def test_who_truncates(broker: Broker, tmp_path: Path, log_name: str) -> None:
-    """It is said when the log is made, shown, and changed once its topics allow that."""
+    """The choice of who truncates is printed when the log is made, shown, and changed once its topics allow that."""
     shell = Shell(broker.bootstrap, tmp_path, log_name)
     made = shell.json("init", log_name, "--truncation", "retention", "--retention-days", 3)
     assert made["truncation"] == shell.json("describe", log_name)["truncation"] == "retention, 3 days"

@@ -1,4 +1,4 @@
-"""Ctrl-C in `statelog append`: real signals at several moments; what is told counts, nothing is lost or doubled."""
+"""Ctrl-C in `statelog append`: real signals at several moments; reported rows count, nothing is lost or doubled."""
 
 import json
 import os
@@ -19,12 +19,12 @@ pytestmark = pytest.mark.broker
 
 
 def _unread_bytes(pipe: int) -> int:
-    """What was written to a pipe and nobody has read."""
+    """Return the unread bytes of a pipe."""
     return int.from_bytes(ioctl(pipe, FIONREAD, bytes(4)), sys.byteorder)
 
 
 def test_ctrl_c_says_where_it_stands(shell: Shell) -> None:
-    """SIGINT while a pipe is open: exit code 130, and the rows that are reported are exactly those that count."""
+    """SIGINT while a pipe is open exits with 130, and the reported rows are exactly the valid ones."""
     process = shell.start(
         "append", shell.name, "-", "--writer", "pipe", "--checkpoint-every", 2, "--json", stdin=subprocess.PIPE
     )
@@ -43,8 +43,9 @@ def test_ctrl_c_says_where_it_stands(shell: Shell) -> None:
 
 
 def test_ctrl_c_at_any_moment_of_a_load_is_told(shell: Shell, tmp_path: Path) -> None:
-    """Real signals into loads that commit all the time: exit code 130, no traceback, what is told counts at least; and
-    the next run goes on exactly.
+    """Signals into loads that commit all the time exit with 130, no traceback, and a report of at least valid rows.
+
+    The next run goes on exactly.
     """
     rows: list[dict[str, object]] = [{"key": f"k{n}", "value": str(n)} for n in range(60_000)]
     source = write_lines(tmp_path / "in.jsonl", rows)
@@ -70,7 +71,7 @@ def test_ctrl_c_at_any_moment_of_a_load_is_told(shell: Shell, tmp_path: Path) ->
 
 
 def test_ctrl_c_while_it_compares_tells_what_counts(shell: Shell, tmp_path: Path) -> None:
-    """Before an input is compared with what was committed of it, the rows that count are known, and are told."""
+    """Ctrl-C while an input is compared with its commits reports the valid rows, which are known before."""
     data = "".join(json.dumps({"key": f"k{n}", "value": "v"}) + "\n" for n in range(4))
     assert shell.run("append", shell.name, "-", "--writer", "pipe", stdin=data.encode()).exit_code == 0
     os.mkfifo(tmp_path / "fifo")

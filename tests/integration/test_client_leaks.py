@@ -1,4 +1,4 @@
-"""What is left of Kafka clients that nobody holds any more: nothing, above all no threads."""
+"""Kafka clients that nobody references any more leave nothing, above all no threads."""
 
 import gc
 import warnings
@@ -19,11 +19,11 @@ from tests.support.rigs.log import where_at
 from tests.support.services.broker import Broker
 
 _ONE_CLIENT = 3
-"""So many threads has a client at least; a connection to a coordinator comes and goes."""
+"""The least number of a client's threads; a connection to a coordinator comes and goes."""
 
 
 def threads() -> int:
-    """How many threads this process has."""
+    """Return how many threads this process has."""
     status = Path("/proc/self/status").read_text()
     return int(next(line for line in status.splitlines() if line.startswith("Threads")).split()[1])
 
@@ -38,12 +38,12 @@ class Leaderless(ConfluentKafka):
         return super()._list_offsets(f"{topic}-is-not-there", partitions, limit_s)
 
     def _check_partitions(self, topic: str, partitions: Sequence[int]) -> None:
-        """They are there, they only lack a leader."""
+        """Return normally: the partitions exist, without a leader."""
 
 
 @pytest.mark.broker
 def test_waiting_for_a_leader_leaves_no_clients_behind(broker: Broker, topic_name: str) -> None:
-    """Each try asks with a new client; the old ones go, with their threads and connections."""
+    """Each try asks with a new client; the old ones close, with their threads and connections."""
     kafka = Leaderless(client_config({"bootstrap.servers": broker.bootstrap}), request_timeout_s=2.0)
     kafka.cluster_id()
     before = threads()
@@ -57,7 +57,7 @@ def test_waiting_for_a_leader_leaves_no_clients_behind(broker: Broker, topic_nam
 
 @pytest.mark.broker
 def test_a_log_that_is_refused_leaves_no_client_behind(broker: Broker, log_name: str, tmp_path: Path) -> None:
-    """Opened again and again, as a supervisor does, a refused log costs no threads; nor does a deleted one."""
+    """A refused or deleted log that is opened again and again, as by a supervisor, costs no threads."""
     kafka, root = {"bootstrap.servers": broker.bootstrap}, str(tmp_path)
     Log.create(log_name, where_at(kafka, root), LogOptions(partitions=1)).close()
     before = threads()
@@ -71,8 +71,10 @@ def test_a_log_that_is_refused_leaves_no_client_behind(broker: Broker, log_name:
 
 @pytest.mark.broker
 def test_readers_of_a_lent_client_share_those_that_wait(broker: Broker, topic_name: str) -> None:
-    """However many there are, one is kept between two reads, for whoever reads next; who reads meanwhile has another,
-    which is kept, too. The borrowers' ends leave them, and the lender's releases them.
+    """Readers of a lent client share its waiting consumers, however many readers there are.
+
+    One is cached between two reads, for the next reader; a concurrent reader gets another, which is cached, too. The
+    borrowers' ends leave them, and the lender's releases them.
     """
     kafka = ConfluentKafka(client_config({"bootstrap.servers": broker.bootstrap}), keeps_consumers=True)
     kafka.create_topic(TopicSpec(name=topic_name, partitions=1, replication_factor=1))
@@ -100,7 +102,7 @@ def test_readers_of_a_lent_client_share_those_that_wait(broker: Broker, topic_na
 
 @pytest.mark.broker
 def test_clients_that_are_dropped_without_a_close_are_gone(broker: Broker, topic_name: str) -> None:
-    """Producers and readers that nobody holds any more leave no threads and no connections behind."""
+    """Producers and readers that nobody references any more leave no threads and no connections behind."""
     kafka = ConfluentKafka(client_config({"bootstrap.servers": broker.bootstrap}))
     kafka.create_topic(TopicSpec(name=topic_name, partitions=1, replication_factor=1))
 
@@ -112,7 +114,7 @@ def test_clients_that_are_dropped_without_a_close_are_gone(broker: Broker, topic
         assert list(reader.read({0: OffsetRange(reports[0].offset, reports[0].offset + 1)}, stall_timeout_s=60))
 
     def use_and_be_told() -> None:
-        gc.collect()  # what earlier tests left behind would be told here
+        gc.collect()  # objects of earlier tests would warn here
         with pytest.warns(ResourceWarning, match="unclosed (producer|reader)") as told:
             use_and_drop()
             gc.collect()
@@ -130,12 +132,12 @@ def test_clients_that_are_dropped_without_a_close_are_gone(broker: Broker, topic
 @pytest.mark.usefixtures("busy_ledger")
 @pytest.mark.broker
 def test_a_log_and_a_writer_that_are_forgotten_open_warn(broker: Broker, log_name: str, tmp_path: Path) -> None:
-    """The writer and each of the clients, as open files do; those that were closed, also by a `with`, say nothing."""
+    """A forgotten open writer and each open client warn, as open files do; closed ones, also by a `with`, do not."""
     place = where_at(broker.bootstrap, tmp_path)
     Log.create(log_name, place, LogOptions(partitions=1)).close()
 
     def forget(*, is_closed: bool) -> list[str]:
-        gc.collect()  # what earlier tests left behind would be told here
+        gc.collect()  # objects of earlier tests would warn here
         with warnings.catch_warnings(record=True) as told:
             warnings.simplefilter("always")
             with Log.open(log_name, place) as log, Writer(log, "closed") as writer:

@@ -1,7 +1,7 @@
 """The stack of docker-compose.yml: a log goes through Kafka, the materializer daemon and S3, and comes back.
 
-It stands under a project name, ports and an image name of its own, beside a stack of a user or of another run. The
-image stays, for the next run; nothing else does.
+It has a project name, ports and an image name of its own, next to the stack of a user or of another run. Only the image
+stays, for the next run.
 """
 
 import json
@@ -52,14 +52,14 @@ class Stack:
         }
 
     def up(self) -> None:
-        """Build the image while Kafka and S3 start, then start the materializer; returns when all are healthy."""
+        """Build the image while Kafka and S3 start, then start the materializer; return when all are healthy."""
         others = self._start("up", "--detach", "--wait", "kafka", "s3")
         self.compose("build", "materializer")
         _finish(others)
         self.compose("up", "--detach", "--wait")
 
     def compose(self, *arguments: str) -> str:
-        """Run docker compose; returns its output. Fails with what it said."""
+        """Run docker compose; return its output. Fails with its errors."""
         return _finish(self._start(*arguments))
 
     def statelog(self, *arguments: str) -> str:
@@ -67,7 +67,9 @@ class Stack:
         return self.compose("run", "--rm", "--no-TTY", "statelog", *arguments)
 
     def open_log(self) -> Log:
-        """The log as a program on this machine opens it: as the page on development says, at the ports of this run."""
+        """Return the log as a program on this machine opens it: as the page on development says, at this run's
+        ports.
+        """
         page = ROOT / "docs" / "guide" / "development.md"
         section = page.read_text(encoding="utf-8").partition("## With Docker")[2]
         _, printed, _ = re.split(r"^```(?:python)?\n", section, maxsplit=2, flags=re.MULTILINE)
@@ -77,13 +79,13 @@ class Stack:
         return Log.open(_LOG, names["where"])
 
     def exit_code(self, service: str) -> int:
-        """The code with which the container of a service that does not run any more has ended."""
+        """Return the code with which the container of a service that does not run any more has ended."""
         shown = json.loads(self.compose("ps", "--all", "--format", "json", service))
         assert shown["State"] == "exited", shown
         return int(shown["ExitCode"])
 
     def leftovers(self) -> Collection[str]:
-        """Containers, volumes and networks that are there of this stack."""
+        """Return the stack's present containers, volumes and networks."""
         label = f"label=com.docker.compose.project={self.project}"
         lists = (("ps", "--all"), ("volume", "ls"), ("network", "ls"))
         return [name for words in lists for name in _docker(*words, "--quiet", "--filter", label).split()]
@@ -103,7 +105,7 @@ class Stack:
 
 @contextmanager
 def open_stack() -> Generator[Stack]:
-    """A stack that is up, and gone at the end with all that it stored."""
+    """Yield a running stack, and remove it at the end with all that it stored."""
     stack = Stack()
     try:
         stack.up()
@@ -113,7 +115,7 @@ def open_stack() -> Generator[Stack]:
 
 
 def compose_reason() -> str:
-    """Why docker compose cannot be used here, or an empty string if it can."""
+    """Return why docker compose cannot be used here, or an empty string if it can."""
     reason = docker_reason()
     if reason:
         return reason
@@ -126,7 +128,7 @@ def compose_reason() -> str:
 
 
 def _is_there(image: str) -> bool:
-    """Whether an image is there, or could be fetched now."""
+    """Return whether an image is there, or could be fetched now."""
     for words in (("image", "inspect"), ("pull", "--quiet")):
         try:
             _docker(*words, image)
@@ -137,7 +139,7 @@ def _is_there(image: str) -> bool:
 
 
 def _pip_settings() -> dict[str, str]:
-    """How this machine's pip reaches its index, as the variables that the compose file gives on to the build."""
+    """Return how this machine's pip reaches its index, as the variables that the compose file gives on to the build."""
     listed = subprocess.run(
         [sys.executable, "-m", "pip", "config", "list"], capture_output=True, text=True, check=True
     ).stdout
@@ -156,7 +158,7 @@ def _docker(*arguments: str) -> str:
 
 
 def _finish(process: "subprocess.Popen[str]") -> str:
-    """What a command printed. Fails with its errors if it failed, or did not end at all."""
+    """Return a command's output. Fails with its errors if it failed, or did not end at all."""
     try:
         out, err = process.communicate(timeout=_LIMIT_S)
     except subprocess.TimeoutExpired:
@@ -174,7 +176,7 @@ KEYS = 1000
 
 @pytest.fixture
 def stack_can_run() -> None:
-    """A machine with an engine and docker compose; on another one the run says what it did not test, and why."""
+    """Skip on a machine without an engine and docker compose, with the reason in the run's summary."""
     reason = compose_reason()
     if reason:
         choices.append(f"stack of docker-compose.yml: NOT TESTED in this run: {reason}")
@@ -198,7 +200,7 @@ def test_a_log_goes_through_the_stack(stack_can_run: None) -> None:
 
 
 def check_conditional_put(log: Log) -> None:
-    """The store refuses to create a file that is there."""
+    """Check that the store refuses to create an existing file."""
     log.store.check()
     before = log.store.read(DESCRIPTOR_PATH)
     with pytest.raises(AlreadyExists):
@@ -207,7 +209,7 @@ def check_conditional_put(log: Log) -> None:
 
 
 def commit_and_roll_up(log: Log, stack: Stack) -> dict[bytes, bytes]:
-    """Commit changes, each time when the daemon has rolled up the ones before; returns what the state must be."""
+    """Commit changes, each time when the daemon has rolled the earlier ones up; return the expected state."""
     model: dict[bytes, bytes] = {}
     with Writer(log, "test") as writer:
         for checkpoint in range(1, COMMITS + 1):
@@ -223,13 +225,13 @@ def commit_and_roll_up(log: Log, stack: Stack) -> dict[bytes, bytes]:
 
 
 def await_snapshot(log: Log, stack: Stack) -> None:
-    """Return when a snapshot covers all that is committed."""
+    """Return when a snapshot covers all commits."""
     position = log.describe().state.position
     expect(stack, lambda: covered(log) >= position)
 
 
 def check_recovery(log: Log, model: dict[bytes, bytes]) -> None:
-    """What is recovered is the model, and was read from the runs on S3."""
+    """Check that the recovered state is the model, read from the runs on S3."""
     with recover(log) as recovery:
         assert recovery.to_dict() == model
         statistics = recovery.statistics()
@@ -241,12 +243,12 @@ def check_recovery(log: Log, model: dict[bytes, bytes]) -> None:
 
 
 def covered(log: Log) -> int:
-    """The position of the newest snapshot, 0 before the first."""
+    """Return the position of the newest snapshot, 0 before the first."""
     newest = log.manifests.newest()
     return newest.position if newest else 0
 
 
 def expect(stack: Stack, condition: Callable[[], bool]) -> None:
-    """Wait for what the daemon is to do; if it does not, show what it says."""
+    """Wait for an action of the daemon; if it does not come, show its output."""
     if not wait_for(condition, 60.0, pause_s=0.2):
         pytest.fail(stack.compose("logs", "materializer"))

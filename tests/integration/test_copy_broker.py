@@ -1,5 +1,6 @@
-"""`statelog copy` from one real broker to another, killed as it goes or beside a writer: state and writers' progress
-arrive whole.
+"""`statelog copy` between two real brokers, killed on the way or concurrent with a writer: all state arrives.
+
+The writers' progress arrives, too.
 """
 
 from collections.abc import Callable, Iterator
@@ -23,7 +24,7 @@ ROWS = 60_000
 
 @pytest.fixture
 def there(shell: Shell, tmp_path: Path) -> Iterator[Shell]:
-    """Another cluster and another root, where the log has the same name."""
+    """Yield another cluster and another root, where the log has the same name."""
     broker = EmbeddedBroker(tmp_path / "broker")
     broker.start()
     made = Shell(broker.bootstrap, tmp_path / "elsewhere", shell.name)
@@ -33,12 +34,12 @@ def there(shell: Shell, tmp_path: Path) -> Iterator[Shell]:
 
 
 def rows(first: int, last: int) -> list[dict[str, object]]:
-    """Rows of two thirds as many keys."""
+    """Return rows of two thirds as many keys."""
     return [{"key": f"k{number % (ROWS * 2 // 3)}", "value": str(number)} for number in range(first, last)]
 
 
 def test_a_copy_that_is_killed_goes_on(shell: Shell, there: Shell, tmp_path: Path) -> None:
-    """Killed once the new log is there, once runs are, and at whatever moment that is: it is closed, and goes on."""
+    """A copy that is killed is closed, and goes on: once the new log or runs exist, and at any other moment."""
     source = write_lines(tmp_path / "in.jsonl", rows(0, ROWS))
     assert shell.run("append", shell.name, source, "--checkpoint-every", 20_000).exit_code == 0
     assert shell.run("materialize", shell.name, "--once").exit_code == 0
@@ -84,7 +85,7 @@ def test_a_copy_that_is_killed_goes_on(shell: Shell, there: Shell, tmp_path: Pat
 
 @pytest.mark.parametrize("turn", range(3))
 def test_what_a_living_writer_was_told_is_in_the_finished_copy(shell: Shell, turn: int) -> None:
-    """A writer commits all the time: the copy on the same broker has all that it was ever told, and it is Fenced."""
+    """The finished copy on the same broker has every acknowledged commit of a busy writer, which is Fenced."""
     copy = f"{shell.name}-{turn}"
     told: list[int] = []
     ends: list[Fenced] = []

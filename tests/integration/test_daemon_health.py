@@ -1,4 +1,4 @@
-"""The daemon as a process on a real broker, asked over HTTP: does it live, is it ready, and what has it measured?"""
+"""The daemon as a process on a real broker, asked over HTTP for liveness, readiness and metrics."""
 
 import json
 import signal
@@ -17,7 +17,7 @@ pytestmark = pytest.mark.broker
 
 
 def test_a_daemon_tells_how_it_is(shell: Shell, tmp_path: Path) -> None:
-    """Live at once, with its rounds and requests at /metrics; its lines are objects with a time and a level."""
+    """A daemon is live at once, with its rounds and requests at /metrics; its lines are objects with time and level."""
     lines = write_lines(tmp_path / "lines.jsonl", [{"key": "a", "value": "1"}])
     assert shell.run("append", shell.name, lines).exit_code == 0
     port = free_port()
@@ -50,7 +50,7 @@ def test_a_daemon_tells_how_it_is(shell: Shell, tmp_path: Path) -> None:
 def test_a_daemon_without_its_broker_is_live_and_not_ready(
     own_broker: OwnBroker, log_name: str, tmp_path: Path
 ) -> None:
-    """It says why, and is ready again once the broker answers."""
+    """A daemon without its broker says why it is not ready, and is ready again once the broker answers."""
     shell = Shell(own_broker.bootstrap, tmp_path / "root", log_name)
     shell.root.mkdir()
     assert shell.run("init", log_name, "--partitions", 2, "--key-groups", 16).exit_code == 0
@@ -76,7 +76,7 @@ def test_a_daemon_without_its_broker_is_live_and_not_ready(
 
 
 def test_others_are_not_served_in_the_clear(shell: Shell) -> None:
-    """An address that others reach is refused before anything is opened, with what to do."""
+    """An address that others reach is refused before anything is opened, with the remedy."""
     error = shell.json("materialize", shell.name, "--listen", "0.0.0.0:9400", code=2)
     assert error["error"] == "ConfigError"
     assert "a certificate" in error["hint"]
@@ -84,7 +84,7 @@ def test_others_are_not_served_in_the_clear(shell: Shell) -> None:
 
 
 def test_one_daemon_rolls_up_all_logs_below_a_root(shell: Shell, tmp_path: Path) -> None:
-    """Those that are there, one that is made meanwhile, and not one that is damaged, which it names; one is deleted."""
+    """One daemon rolls up all logs below a root, also a new and a deleted one, and names a damaged one."""
     names = [f"{shell.name}-{letter}" for letter in "abc"]
     rows = write_lines(tmp_path / "lines.jsonl", [{"key": "a", "value": "1"}])
     options = ["--partitions", 1, "--key-groups", 4, "--key-type", "string"]
@@ -102,7 +102,7 @@ def test_one_daemon_rolls_up_all_logs_below_a_root(shell: Shell, tmp_path: Path)
     descriptor = shell.root / names[1] / "descriptor.avro"
     whole = descriptor.read_bytes()
     descriptor.write_bytes(whole[:-1])
-    # Nobody reads its lines before the end: so few that they fit into a pipe.
+    # Nobody reads its lines before the end: they are few enough for a pipe.
     paced = ["--interval", "3s", "--jitter", 0, "--log-format", "json", "--listen", f"127.0.0.1:{port}"]
     process = shell.start("materialize", "--all", *paced)
     try:
@@ -130,7 +130,7 @@ def test_one_daemon_rolls_up_all_logs_below_a_root(shell: Shell, tmp_path: Path)
 
 
 def test_logs_are_named_or_all(shell: Shell) -> None:
-    """One of both, and a single round is one log's."""
+    """Either logs are named or all are chosen, and a single round is one log's."""
     assert shell.json("materialize", code=2)["error"] == "Misuse"
     assert shell.json("materialize", "--all", shell.name, code=2)["error"] == "Misuse"
     assert "one log" in shell.json("materialize", shell.name, "other", "--once", code=2)["message"]

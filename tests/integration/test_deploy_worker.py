@@ -1,4 +1,4 @@
-"""The worker of `deploy/worker` on a real broker, as its image runs it: it counts, tells how it is, and goes on."""
+"""The worker of `deploy/worker` on a real broker, as its image runs it: it counts, reports health, and goes on."""
 
 import os
 import re
@@ -55,7 +55,7 @@ def _counts(place: Place) -> dict[bytes, int]:
 
 
 def _wanted() -> set[str]:
-    """The series of workers and of commits that the dashboard and the alerts ask for."""
+    """Return the series of workers and of commits that the dashboard and the alerts ask for."""
     texts = [ROOT / "deploy" / "grafana" / "statelog.json", ROOT / "deploy" / "prometheus" / "statelog-alerts.yml"]
     found = {name for text in texts for name in re.findall(r"statelog_(?:worker|commit)_\w+", text.read_text("utf-8"))}
     assert len(found) > 5
@@ -63,7 +63,7 @@ def _wanted() -> set[str]:
 
 
 def test_the_worker_tells_how_it_is(broker: Broker, log_name: str, tmp_path: Path) -> None:
-    """Kubelet hears that it is live and ready, Prometheus all that the dashboard and the alerts ask of a worker."""
+    """The worker reports live and ready to the kubelet, and all series of dashboard and alerts to Prometheus."""
     (tmp_path / "root").mkdir()
     place = Place(name=log_name, bootstrap=broker.bootstrap, root=str(tmp_path / "root"))
     place.fill([(b"a", b"a"), (b"b", b"b"), (b"a", b"a")], partitions=2)
@@ -84,7 +84,7 @@ def test_the_worker_tells_how_it_is(broker: Broker, log_name: str, tmp_path: Pat
 
 
 def test_the_worker_counts_and_ends_well(broker: Broker, log_name: str, tmp_path: Path) -> None:
-    """SIGTERM ends it with 0, behind its last commit; the next life has its directory, and goes on behind that."""
+    """SIGTERM ends the worker with 0, behind its last commit; the next one goes on behind that, in its directory."""
     (tmp_path / "root").mkdir()
     place = Place(name=log_name, bootstrap=broker.bootstrap, root=str(tmp_path / "root"))
     place.fill([(b"a", b"a"), (b"b", b"b"), (b"a", b"a")], partitions=2)

@@ -15,15 +15,16 @@ pytestmark = pytest.mark.broker
 
 @pytest.fixture
 def directory(tmp_path: Path) -> Path:
-    """A development broker of this test alone; jars and classes are those of the user's cache, if they are there."""
+    """Return the directory of this test's development broker; jars and classes are the user's cached ones, if any."""
     for cached in cache_directory().glob(f"kafka-{KAFKA_VERSION}*"):
         (tmp_path / cached.name).symlink_to(cached)
     return tmp_path
 
 
 def test_two_starts_at_once_give_one_broker(directory: Path) -> None:
-    """Of two starts at the same moment one starts the broker and the other finds it; stop ends it for both, and
-    keeps its classes for the next.
+    """Of two starts at the same moment one starts the broker and the other finds it.
+
+    Stop ends it for both, and retains its classes for the next.
     """
     for classes in directory.glob("*.jsa"):
         classes.unlink()
@@ -45,7 +46,7 @@ def test_two_starts_at_once_give_one_broker(directory: Path) -> None:
 
 
 def test_a_killed_broker_is_started_again(directory: Path) -> None:
-    """After a SIGKILL the note of the dead broker is ignored, and start brings up a new one on the same data."""
+    """After a SIGKILL the dead broker's note is ignored, and start brings up a new one on the same data."""
     first = start(directory, 0)
     try:
         running = dev.read_running(directory)

@@ -1,4 +1,4 @@
-"""`statelog doctor --kafka` on a real broker: what it finds, what it exits with, and that no topic is left behind."""
+"""`statelog doctor --kafka` on a real broker: its findings, its exit codes, and no topic left behind."""
 
 import json
 import re
@@ -24,13 +24,13 @@ pytestmark = pytest.mark.broker
 
 @pytest.fixture
 def shell(broker: Broker, tmp_path: Path) -> Iterator[Shell]:
-    """A shell without a log; no topic may be left behind."""
+    """Yield a shell without a log, and check that no topic is left behind."""
     yield Shell(broker.bootstrap, tmp_path / "root", "unused")
     assert doctors_topics(broker.bootstrap) == []
 
 
 def examined(shell: Shell, *args: object, code: int = 0, **environment: Any) -> dict[str, Any]:
-    """The report, with the findings by name."""
+    """Return the report, with the findings by name."""
     result = shell.run("doctor", "--kafka", *args, "--json", **environment)
     assert result.exit_code == code, result.output
     found: dict[str, Any] = json.loads(result.stdout)
@@ -38,12 +38,12 @@ def examined(shell: Shell, *args: object, code: int = 0, **environment: Any) -> 
 
 
 def bad(found: dict[str, Any]) -> dict[str, str]:
-    """The severities of what is not OK."""
+    """Return the severities of all findings that are not OK."""
     return {name: one["severity"] for name, one in found["findings"].items() if one["severity"] != "ok"}
 
 
 def test_one_broker_whose_checks_are_waived(shell: Shell) -> None:
-    """All is well, but for what is waived; produces and commits are measured; a setting of the client can be given."""
+    """One broker whose checks are waived is fine otherwise; produces and commits are measured, with client settings."""
     found = examined(shell, "--kafka", "client.id=doctor")
     assert bad(found) == {Need.REPLICAS: "note"}
     assert (found["worst"], found["replication_factor"]) == ("note", 1)
@@ -53,7 +53,7 @@ def test_one_broker_whose_checks_are_waived(shell: Shell) -> None:
 
 
 def test_one_broker_where_three_are_asked_for(shell: Shell) -> None:
-    """It is asked all the same, with one replica; what to type is said, for people."""
+    """One broker where three are required is examined with one replica, with a hint that people can type."""
     result = shell.run("doctor", "--kafka", STATELOG_REPLICATION_FACTOR="3", STATELOG_ALLOW_UNSAFE="")
     assert result.exit_code == 2, result.output
     assert "Pass --replication-factor 1" in result.stdout
@@ -62,7 +62,7 @@ def test_one_broker_where_three_are_asked_for(shell: Shell) -> None:
 
 
 def test_topics_of_somebody_else(shell: Shell) -> None:
-    """They are used once, and stay."""
+    """Somebody else's topics are used once, and stay."""
     name = f"given-{uuid.uuid4().hex[:8]}"
     with closing(broker_world(shell.bootstrap).kafka) as kafka:
         for role, topic, count in ((TopicRole.DATA, name, 2), (TopicRole.LEDGER, f"{name}.ledger", 1)):
@@ -78,7 +78,7 @@ def test_topics_of_somebody_else(shell: Shell) -> None:
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=lambda one: str(one.name))
 def test_an_interrupted_doctor_leaves_no_topic(shell: Shell, number: signal.Signals) -> None:
-    """Once its topics are there, and however often it is interrupted."""
+    """A doctor leaves no topic, however often it is interrupted once its topics exist."""
     with shell.start("doctor", "--kafka") as process:
         wait_for(lambda: len(doctors_topics(shell.bootstrap)) == 2, tick_s=0.01)
         process.send_signal(number)
@@ -89,7 +89,7 @@ def test_an_interrupted_doctor_leaves_no_topic(shell: Shell, number: signal.Sign
 
 
 def test_no_broker(shell: Shell) -> None:
-    """The cluster is not there: the command's own error, and nothing was asked."""
+    """A missing cluster is the command's own error, without any check."""
     error = shell.json(
         "doctor", "--kafka", "--kafka", "socket.timeout.ms=1000", code=4, STATELOG_BOOTSTRAP="127.0.0.1:1"
     )

@@ -1,4 +1,4 @@
-"""The embedded broker: the one that the development command starts, and the tests where Docker does not answer."""
+"""The embedded broker, which the development command starts, and the tests where Docker does not answer."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -22,7 +22,7 @@ def _embedded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedBrok
 
 @pytest.fixture
 def embedded(_embedded: EmbeddedBroker) -> EmbeddedBroker:
-    """One embedded broker for this file, alive at the start of every test."""
+    """Return one embedded broker for this file, alive at the start of every test."""
     _embedded.start()
     return _embedded
 
@@ -46,7 +46,7 @@ def _first_value(bootstrap: str, topic: str) -> bytes | None:
 
 
 def test_a_record_outlives_sigkill(embedded: EmbeddedBroker, topic_name: str) -> None:
-    """What was acknowledged before a SIGKILL is there after a restart, at the same address."""
+    """A record acknowledged before a SIGKILL is there after a restart, at the same address."""
     before = embedded.bootstrap
     admin = AdminClient({"bootstrap.servers": before})
     admin.create_topics([NewTopic(topic_name, 1, 1)])[topic_name].result(10)
@@ -59,7 +59,7 @@ def test_a_record_outlives_sigkill(embedded: EmbeddedBroker, topic_name: str) ->
 
 
 def test_starting_twice_is_starting_once(embedded: EmbeddedBroker) -> None:
-    """Start leaves a running broker alone."""
+    """A start leaves a running broker alone."""
     before = embedded.process
     embedded.start()
     assert embedded.process == before
@@ -75,7 +75,7 @@ def test_stop_leaves_no_process(embedded: EmbeddedBroker) -> None:
 
 
 def test_a_broker_that_ends_leaves_its_classes_to_the_next(tmp_path: Path) -> None:
-    """Java maps them from the archive beside the jars; an archive that is none is as good as none."""
+    """Java maps a broker's classes from the archive next to the jars; a broken archive counts as none."""
     kept = cache_directory()
     with locked(kept / "jars.lock"):
         (tmp_path / f"kafka-{KAFKA_VERSION}").symlink_to(ensure_jars(kept))

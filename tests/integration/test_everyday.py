@@ -1,4 +1,4 @@
-"""Everyday commands on a real broker: what logs there are, what changed, what holds truncation, what was given up."""
+"""Everyday commands on a real broker: the logs, their changes, the holds of truncation, the accepted losses."""
 
 import json
 from contextlib import closing
@@ -17,19 +17,19 @@ WHO = ("--reason", "a disk died", "--operator", "ann")
 
 
 def commit(shell: Shell, **changes: str | None) -> int:
-    """A commit of these; returns the position behind it."""
+    """Commit these changes; return the position behind the commit."""
     with shell.open_log() as log, Writer(log, "w") as writer:
         put_all(writer, ((key, value and value.encode()) for key, value in changes.items()))
         return writer.commit().offset + 1
 
 
 def rolled_up(shell: Shell) -> None:
-    """A round."""
+    """Run a round."""
     assert shell.run("materialize", shell.name, "--once", "--min-age", "0s").exit_code == 0
 
 
 def test_what_there_is_and_what_changed(shell: Shell) -> None:
-    """A row of the list, a line of the watch, and the keys that differ."""
+    """The list has a row of the log, the watch a line, and the diff its changed keys."""
     position = commit(shell, a="1", b="1")
     rolled_up(shell)
     commit(shell, a="2", b=None, c="1")
@@ -44,7 +44,7 @@ def test_what_there_is_and_what_changed(shell: Shell) -> None:
 
 
 def test_what_holds_truncation(shell: Shell) -> None:
-    """By partition and of the ledger, as describe says."""
+    """The holds of truncation are listed by partition and for the ledger, as in describe."""
     for value in "123":
         commit(shell, a=value)
         rolled_up(shell)
@@ -59,7 +59,7 @@ def test_what_holds_truncation(shell: Shell) -> None:
 
 @pytest.mark.usefixtures("busy_ledger")
 def test_a_loss_is_shown_typed_again_and_remembered(shell: Shell) -> None:
-    """Of records that somebody deleted; its operator is told when the ledger has forgotten."""
+    """A loss of deleted records is shown, retyped and remembered: its operator is named without the ledger, too."""
     commit(shell, a="1")
     with closing(broker_world(shell.bootstrap).kafka) as kafka:
         ends = {partition: end for partition, (_, end) in kafka.offsets(shell.name, range(2)).items() if end}

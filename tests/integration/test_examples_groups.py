@@ -31,14 +31,14 @@ KILLS = 3
 
 @pytest.fixture
 def place(broker: Broker, log_name: str, tmp_path: Path) -> Iterator[Place]:
-    """Where an example finds its input and its log."""
+    """Yield the place where an example finds its input and its log."""
     made = Place(name=log_name, bootstrap=broker.bootstrap, root=str(tmp_path))
     yield made
     made.clean()
 
 
 class _Process:
-    """The example's program as a person starts it; killed at the end of the block, if it still lives."""
+    """The example's program as a person starts it; killed at the end of the block, if it is still alive."""
 
     def __init__(self, example: str, place: Place, name: str) -> None:
         self._output = Path(place.root, name)
@@ -54,7 +54,7 @@ class _Process:
 
     @property
     def said(self) -> str:
-        """What it has printed."""
+        """Its output so far."""
         return self._output.read_text(encoding="utf-8")
 
     def send(self, number: signal.Signals) -> None:
@@ -62,15 +62,15 @@ class _Process:
         self._process.send_signal(number)
 
     def wait(self) -> int:
-        """Wait until it has ended; returns its exit code."""
+        """Wait until it has ended; return its exit code."""
         return self._process.wait(timeout=120)
 
     def kill(self) -> None:
-        """SIGKILL."""
+        """Send SIGKILL."""
         self._process.kill()
 
     def end(self) -> int:
-        """Ask it to end; returns its exit code."""
+        """Ask it to end; return its exit code."""
         self._process.terminate()
         return self.wait()
 
@@ -83,7 +83,7 @@ class _Process:
 
 
 def _committed(place: Place) -> int:
-    """How many messages are in the state at least, by the progress of all last commits."""
+    """Return how many messages are in the state at least, by the progress of all last commits."""
     try:
         with statelog.open(place.name, place.where) as log:
             commits = statelog.recover(log).commits
@@ -99,7 +99,7 @@ def _wait(place: Place, processed: int) -> None:
 
 
 def _work(place: Place) -> None:
-    """A worker that says where it hangs, if it is told to abort."""
+    """Run a worker that dumps its stack if it is aborted."""
     faulthandler.enable()
     word_counts.work(place)
 
@@ -113,7 +113,7 @@ def test_a_check_before_there_is_an_input_says_what_to_do(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """One line on standard error for a missing topic or log, and no topic is made by asking for it."""
+    """A missing topic or log is one line on standard error, and the check makes no topic."""
     if has_topic:
         place.fill([], partitions=1)
     where = ["--name", place.name, "--bootstrap", place.bootstrap, "--root", place.root]
@@ -127,14 +127,14 @@ def test_a_check_before_there_is_an_input_says_what_to_do(
 def test_an_error_of_an_example_is_a_line(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    """What statelog refuses is told with its hint, without a traceback."""
+    """A refusal of statelog in an example is a line with its hint, without a traceback."""
     monkeypatch.setattr(sys, "argv", ["example", "--name", "no good", "--root", str(tmp_path)])
     assert main("example", {"open": lambda place: statelog.open(place.name, place.where)}) == 1
     assert capsys.readouterr().err.startswith("error: ")
 
 
 def test_word_counts_are_exact_though_a_worker_is_killed(place: Place) -> None:
-    """One of two workers dies in the middle; another life of it goes on where it had got to."""
+    """One of two workers dies in the middle; its next incarnation goes on at its progress."""
     words, context = word_counts.fill(place), quick_start()
     lives = [context.Process(target=_work, args=(replace(place, member=name),)) for name in ("a", "b", "a")]
     first, second, again = lives
@@ -160,7 +160,7 @@ def test_word_counts_are_exact_though_a_worker_is_killed(place: Place) -> None:
 
 @pytest.mark.parametrize("program", [outbox.work, outbox.one_table])
 def test_what_comes_out_is_exact_though_processes_are_killed(place: Place, program: Callable[[Place], None]) -> None:
-    """Lives end at any moment, in the middle of a transaction, too: in the end each record came out once."""
+    """Processes end at any moment, in the middle of a transaction, too: in the end each record came out once."""
     context, member = quick_start(), replace(place, member="a")
     try:
         for _ in range(KILLS):
@@ -182,9 +182,9 @@ def test_what_comes_out_is_exact_though_processes_are_killed(place: Place, progr
         outbox.clean(place)
 
 
-@pytest.mark.soak  # The group misses a process that was killed after six seconds.
+@pytest.mark.soak  # The group detects a killed process after six seconds.
 def test_a_standby_takes_over_the_orders(place: Place) -> None:
-    """The owner is killed in the middle: the other process goes on with all that it had committed."""
+    """The owner is killed in the middle: the other process goes on with all its commits."""
     events = orders.fill(place)
     with _Process("orders", place, "a") as first, _Process("orders", place, "b") as second:
         _wait(place, events // 8)
@@ -197,9 +197,9 @@ def test_a_standby_takes_over_the_orders(place: Place) -> None:
         assert int(standby.said.split()[3]) >= events // 8, standby.said
 
 
-@pytest.mark.soak  # The group misses a process that was stopped after six seconds.
+@pytest.mark.soak  # The group detects a stopped process after six seconds.
 def test_an_owner_of_the_orders_that_wakes_up_too_late_ends(place: Place) -> None:
-    """It says that another process is the owner, and ends without an error and without a traceback."""
+    """An owner that wakes up too late names the new one, and ends without an error and without a traceback."""
     events = orders.fill(place)
     with _Process("orders", place, "a") as first, _Process("orders", place, "b") as second:
         _wait(place, events // 8)

@@ -20,7 +20,7 @@ _STORE = "spark.sql.streaming.stateStore.providerClass"
 
 @pytest.fixture(scope="module", autouse=True)
 def _store(spark: SparkSession) -> Iterator[None]:
-    """The state store of the examples' own session."""
+    """Yield the state store of the examples' own session."""
     spark.conf.set(_STORE, "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider")
     yield
     spark.conf.unset(_STORE)
@@ -30,7 +30,7 @@ def _store(spark: SparkSession) -> Iterator[None]:
     "example", [module.EXAMPLE for module in (alarms, cdc, lake, windows)], ids=lambda made: made.name
 )
 def test_an_example_is_right_and_leaves_nothing(spark: SparkSession, example: Example, broker: Broker) -> None:
-    """What it finds in its log is what a plain program finds; then log and files are gone."""
+    """An example's log equals the result of a plain program; then log and files are deleted."""
     places: list[Place] = []
 
     def noted(session: SparkSession, place: Place) -> bool:

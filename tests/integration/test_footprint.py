@@ -1,4 +1,4 @@
-"""What many tables of one process cost: threads of Kafka's clients, and connections to the broker."""
+"""The costs of many tables of one process: threads of Kafka's clients, and connections to the broker."""
 
 import json
 import threading
@@ -23,14 +23,14 @@ _SETTLE_S = 60.0
 
 
 def _costs() -> tuple[int, int]:
-    """Threads of Kafka's clients, by the names that librdkafka gives them, and connections."""
+    """Return threads of Kafka's clients, by the names that librdkafka gives them, and connections."""
     names = [task.joinpath("comm").read_text() for task in Path("/proc/self/task").iterdir()]
     there = [one for one in psutil.Process().net_connections() if one.status == psutil.CONN_ESTABLISHED]
     return sum(name.startswith("rdk:") for name in names), len(there)
 
 
 def _settled(threads: int, connections: int, work: Callable[[], object] = lambda: None) -> tuple[int, int]:
-    """The costs, once they are at most so many, or as they are when that has taken too long."""
+    """Return the costs once they are within these bounds, or the present ones after a time-out."""
     until_s = time.monotonic() + _SETTLE_S
     while True:
         work()
@@ -41,7 +41,7 @@ def _settled(threads: int, connections: int, work: Callable[[], object] = lambda
 
 
 def many_tables(bootstrap: str, root: str, name: str, count: str) -> None:
-    """Tables of logs that are there, each with a commit."""
+    """Open tables of existing logs, each with a commit."""
     pytest.MonkeyPatch().setattr(reader, "_FRESH_S", 2.0)  # It is a minute.
     where, number = Where.local(root, bootstrap), int(count)
     for one in range(number):
@@ -55,7 +55,7 @@ def many_tables(bootstrap: str, root: str, name: str, count: str) -> None:
 
 
 def large_worker(bootstrap: str, root: str, name: str, topic: str, count: str) -> None:
-    """A worker that has a message in each partition, and has committed."""
+    """Run a worker that has a message in each partition, and has committed."""
     pytest.MonkeyPatch().setattr(reader, "_FRESH_S", 2.0)
     kafka, number, found = ConfluentKafka(client_config({"bootstrap.servers": bootstrap})), int(count), list[int]()
     producer = kafka.producer()
@@ -81,7 +81,7 @@ def large_worker(bootstrap: str, root: str, name: str, topic: str, count: str) -
 
 @pytest.mark.broker
 def test_tables_share_a_producer_and_an_admin_client(broker: Broker, log_name: str, tmp_path: Path) -> None:
-    """Each has a consumer that follows its ledger, and no other client: four threads, and two connections."""
+    """Each table has a consumer of its ledger and no other client: four threads, and two connections."""
     threads, connections = json.loads(output(many_tables, broker.bootstrap, tmp_path, log_name, 20))
     for one in range(20):
         Log.delete(f"{log_name}-{one}", Where.local(tmp_path, broker.bootstrap))
@@ -93,7 +93,7 @@ def test_tables_share_a_producer_and_an_admin_client(broker: Broker, log_name: s
 def test_a_worker_has_as_many_clients_whatever_its_partitions(
     broker: Broker, log_name: str, topic_name: str, tmp_path: Path
 ) -> None:
-    """A member of the group, a follower of the ledger, a producer and an admin client."""
+    """A worker has one group member, one ledger follower, one producer and one admin client for any partitions."""
     kafka = ConfluentKafka(client_config({"bootstrap.servers": broker.bootstrap}))
     kafka.create_topic(TopicSpec(name=topic_name, partitions=64, replication_factor=1))
     threads, connections = json.loads(output(large_worker, broker.bootstrap, tmp_path, log_name, topic_name, 64))

@@ -1,4 +1,4 @@
-"""A member of a consumer group on a real broker: it ends, whatever the group has decided meanwhile."""
+"""A member of a consumer group on a real broker: it ends, whatever the group decides meanwhile."""
 
 import os
 import random
@@ -29,29 +29,29 @@ STORM_S = 60.0
 
 
 class _Listener:
-    """Notes what it is told, and inside of which call of the client."""
+    """A listener that records its calls, and inside of which call of the client they come."""
 
     def __init__(self, calls: list[str]) -> None:
         self._calls = calls
         self.told: list[tuple[str, str]] = []
 
     def assigned(self, partitions: Sequence[int]) -> None:
-        """Note it."""
+        """Record it."""
         self._note("assigned", partitions)
 
     def revoked(self, partitions: Sequence[int]) -> None:
-        """Note it."""
+        """Record it."""
         self._note("revoked", partitions)
 
     def lost(self, partitions: Sequence[int]) -> None:
-        """Note it."""
+        """Record it."""
         self._note("lost", partitions)
 
     def refused(self, partition: int, reason: str) -> None:
-        """Never here: nothing is read."""
+        """Fail: the member reads nothing."""
 
     def ended(self, partition: int, end_offset: int) -> None:
-        """Never here."""
+        """Fail: the member reads nothing."""
 
     def _note(self, what: str, partitions: Sequence[int]) -> None:
         if partitions and self._calls:
@@ -60,7 +60,7 @@ class _Listener:
 
 @pytest.fixture
 def topic(broker: Broker, topic_name: str) -> Iterator[str]:
-    """One of four partitions."""
+    """Yield a topic of four partitions."""
     admin = AdminClient({"bootstrap.servers": broker.bootstrap})
     admin.create_topics([NewTopic(topic_name, 4, 1)])[topic_name].result()
     yield topic_name
@@ -81,7 +81,10 @@ def _member(bootstrap: str, topic: str, listener: _Listener, **consumer: str) ->
 def test_decisions_are_answered_before_the_client_closes(
     name: dict[str, str], revoked_in: str, broker: Broker, topic: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Inside of its `close` the client may hear the answer to the first of two, and wait for the second for good."""
+    """Decisions are answered before the client closes.
+
+    Inside of `close` the client may get the answer to the first of two, and wait for the second for ever.
+    """
     calls: list[str] = []
 
     def noting(call: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
@@ -101,7 +104,7 @@ def test_decisions_are_answered_before_the_client_closes(
 
 
 def _wait_until_assigned(admin: AdminClient, group: str) -> None:
-    """Until the group has given all partitions to its one member, which is then told of it in no time."""
+    """Wait until the group has given all partitions to its one member, which then learns it at once."""
     deadline = time.monotonic() + 60
     while True:
         found = admin.describe_consumer_groups([group])[group].result()
@@ -113,7 +116,8 @@ def _wait_until_assigned(admin: AdminClient, group: str) -> None:
 
 
 class _Reading(_Listener):
-    """A member that reads all it is given from places of its own, and now and then stops one, and names another place.
+    """A member that reads all its partitions from positions of its own, and now and then stops one, or moves it.
+
     Each record has to be the next of its partition.
     """
 
@@ -140,7 +144,7 @@ class _Reading(_Listener):
     lost = revoked
 
     def go_on(self) -> None:
-        """Some records, and other places."""
+        """Read some records, and move to other positions."""
         self._take(self.member.poll(0.05))
         for _ in range(self._chance.randrange(20)):
             self._take(self.member.at_hand())
@@ -165,8 +169,9 @@ class _Reading(_Listener):
 
 @pytest.mark.parametrize("strategy", ["cooperative-sticky", "range"])
 def test_partitions_that_go_and_come_in_the_middle_of_a_batch(strategy: str, broker: Broker, topic: str) -> None:
-    """What waits of a partition that was taken back is not given; where it comes again, it begins at the place that is
-    named; and others go on without a gap, and without a record that comes twice.
+    """Waiting records of a revoked partition are not given; a returning one begins at the named position.
+
+    Others go on without a gap, and without a record that comes twice.
     """
     producer = Producer({"bootstrap.servers": broker.bootstrap})
     for number in range(4 * 3_000):
@@ -199,7 +204,7 @@ def test_partitions_that_go_and_come_in_the_middle_of_a_batch(strategy: str, bro
 
 @pytest.mark.parametrize("behind", [0, 3])
 def test_what_cannot_be_unpacked_is_not_passed_over(behind: int, broker: Broker, topic: str) -> None:
-    """It comes out with its offset, behind the record before it; it does not count as an end, nor what follows it."""
+    """An unreadable record comes out with its offset, behind the record before it; it does not count as an end."""
     producer = Producer({"bootstrap.servers": broker.bootstrap})
     producer.produce(topic, b"before", partition=0)
     producer.flush(60)
@@ -224,7 +229,7 @@ def test_what_cannot_be_unpacked_is_not_passed_over(behind: int, broker: Broker,
 
 
 def test_a_name_that_another_takes(broker: Broker, topic: str) -> None:
-    """The first of two members of one name is told, and does not go on deaf."""
+    """The first of two members of one name gets an error, and does not go on without messages."""
     first = _member(broker.bootstrap, topic, _Listener([]), **{"group.instance.id": "a"})
     _wait_until_assigned(AdminClient({"bootstrap.servers": broker.bootstrap}), topic)
     second = _member(broker.bootstrap, topic, _Listener([]), **{"group.instance.id": "a"})
@@ -237,7 +242,7 @@ def test_a_name_that_another_takes(broker: Broker, topic: str) -> None:
 
 
 class _Dying(_Listener):
-    """One whose process dies as soon as it has to give partitions up."""
+    """A listener whose process dies as soon as it has to revoke partitions."""
 
     def revoked(self, partitions: Sequence[int]) -> None:
         """Die."""
@@ -249,7 +254,7 @@ def _die_giving_up(bootstrap: str, topic: str) -> None:
 
 
 def test_partitions_whose_member_died_while_it_gave_them_up_find_another(broker: Broker, topic: str) -> None:
-    """The member comes back in time, into what was left to it: it has the group share out what nobody has."""
+    """The group redistributes partitions whose member died while it revoked them, once that member is back."""
     dying, readers = quick_start().Process(target=_die_giving_up, args=(broker.bootstrap, topic)), list[_Reading]()
     try:
         dying.start()
@@ -265,7 +270,7 @@ def test_partitions_whose_member_died_while_it_gave_them_up_find_another(broker:
 
 
 def test_a_member_that_comes_back_into_its_share_changes_nothing(broker: Broker, topic: str) -> None:
-    """As long as every partition has a member, the others hear nothing of one that restarts under its name."""
+    """A member that restarts under its name changes nothing for the others, while every partition has a member."""
     named = {"group.instance.id": "a"}
     readers = [_Reading(broker.bootstrap, topic), _Reading(broker.bootstrap, topic, **named)]
     try:
@@ -309,7 +314,7 @@ def _poll(*polled: ConfluentMember) -> None:
 @pytest.mark.parametrize("strategy", ["cooperative-sticky", "range"])
 @pytest.mark.parametrize("named", [True, False])
 def test_a_storm_of_members(strategy: str, named: bool, broker: Broker, topic: str) -> None:
-    """Members come and end at any moment. One that hangs would hold the interpreter's lock: it is a process's."""
+    """Members come and end at any moment without a hang, which would hold the interpreter's lock: hence a process."""
     process = quick_start().Process(target=_storm, args=(broker.bootstrap, topic, strategy, named))
     process.start()
     process.join(STORM_S + 60)

@@ -1,6 +1,6 @@
-"""A principal with WRITE on the data topic and no other right: what it writes through Kafka's own client stops nobody.
+"""A principal with WRITE on the data topic and no other right: its records, by Kafka's own client, stop nobody.
 
-Records of zeros, packed by each codec. How much memory and time they cost a reader is in docs/security.md.
+They are records of zeros, packed by each codec. docs/security.md has their cost in memory and time for a reader.
 """
 
 from collections.abc import Iterator
@@ -25,25 +25,25 @@ SIZES = [
     pytest.param("snappy", 250 * MB, id="snappy-250-MB", marks=pytest.mark.soak),
     *(pytest.param(codec, 990 * MB, id=f"{codec}-990-MB", marks=pytest.mark.soak) for codec in ("gzip", "lz4", "zstd")),
 ]
-"""The client sends no more than 1 GB at once, and snappy packs 21 to 1, so that no more of it fits into a record."""
+"""The client sends no more than 1 GB at once. Snappy packs 21 to 1, so that no more of it fits into a record."""
 
 
 @pytest.fixture(scope="module")
 def secured(secure_node: SecureBroker) -> SecureBroker:
-    """A broker that grants nothing by itself."""
+    """Return a broker that grants nothing by itself."""
     return secure_node.serve({STRANGER: "a password"})
 
 
 @pytest.fixture
 def rig(secured: SecureBroker, log_name: str, tmp_path: Path) -> Iterator[LogRig]:
-    """A log to whose data topic the stranger may write."""
+    """Yield a log to whose data topic the stranger may write."""
     secured.grant(STRANGER, topic(log_name, "WRITE"))
     with ports_closed(real_rig(log_name, secured.plain, tmp_path / "root")) as made:
         yield made
 
 
 def _attack(broker: SecureBroker, name: str, codec: str, size_bytes: int) -> None:
-    """One record of zeros."""
+    """Write one record of zeros."""
     told: list[KafkaError | None] = []
 
     def note(error: KafkaError | None, _message: Message) -> None:
@@ -60,10 +60,10 @@ def _attack(broker: SecureBroker, name: str, codec: str, size_bytes: int) -> Non
 def test_who_may_write_data_stops_nobody(
     secured: SecureBroker, rig: LogRig, codec: str, size_bytes: int, tmp_path: Path
 ) -> None:
-    """Writers, rounds, recoveries, a follower and readers of changes go on past it."""
+    """Writers, rounds, recoveries, a follower and readers of changes go on past a stranger's records."""
     everybody_goes_on(rig, partial(_attack, secured, rig.name, codec, size_bytes), tmp_path)
 
 
 def test_who_may_write_data_stops_no_table(secured: SecureBroker, rig: LogRig) -> None:
-    """A table opens past what the client does not unpack."""
+    """A table opens past a record that the client does not unpack."""
     tables_go_on(rig, partial(_attack, secured, rig.name, "zstd", 120 * MB))

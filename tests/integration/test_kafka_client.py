@@ -1,4 +1,4 @@
-"""What only the real Kafka client can get wrong: interrupts, silence, and brokers that are not there."""
+"""Faults of the real Kafka client alone: interrupts, silence, and missing brokers."""
 
 import gc
 import random
@@ -25,19 +25,19 @@ from tests.support.services.broker import Broker
 
 
 class _Interrupted(BaseException):
-    """Stands for Ctrl-C, so that a test that fails is not taken for one that was stopped."""
+    """A stand-in for Ctrl-C, so that a failing test is not taken for an interrupted one."""
 
 
 @pytest.fixture
 def silent_server() -> Iterator[str]:
-    """An address that accepts connections and never answers."""
+    """Yield an address that accepts connections and never answers."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         yield f"127.0.0.1:{server.getsockname()[1]}"
 
 
 @contextmanager
 def _interrupts(every_s: float) -> Generator[None, None, None]:
-    """A signal handler that raises again and again, as an impatient user would."""
+    """Yield a signal handler that raises again and again, as an impatient user would."""
 
     def interrupt(signum: int, frame: FrameType | None) -> None:
         raise _Interrupted
@@ -52,10 +52,10 @@ def _interrupts(every_s: float) -> Generator[None, None, None]:
 
 
 @pytest.mark.broker
-# An interrupt may come inside a callback of the collector, which belongs to another library, and is told of there.
+# An interrupt may come inside a callback of the collector, which belongs to another library and reports it there.
 @pytest.mark.filterwarnings("ignore:Exception ignored in.*gc_callback:pytest.PytestUnraisableExceptionWarning")
 def test_interrupts_lose_no_record(broker: Broker, topic_name: str) -> None:
-    """A reader that is interrupted anywhere and asked again from where it was yields every record."""
+    """A reader that is interrupted anywhere and resumed at its position yields every record."""
     kafka = ConfluentKafka(client_config({"bootstrap.servers": broker.bootstrap}))
     kafka.create_topic(TopicSpec(name=topic_name, partitions=1, replication_factor=1))
     count = 60_000
@@ -88,7 +88,7 @@ def test_interrupts_lose_no_record(broker: Broker, topic_name: str) -> None:
 @pytest.mark.broker
 @pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
 def test_a_fork_may_drop_clients_that_are_connected(broker: Broker, topic_name: str) -> None:
-    """The child is told that the clients are not its own, drops them, ends well, and the parent goes on working."""
+    """A forked child learns that the clients are not its own, drops them and ends well, and the parent goes on."""
     kafka = ConfluentKafka(client_config({"bootstrap.servers": broker.bootstrap}))
     kafka.create_topic(TopicSpec(name=topic_name, partitions=1, replication_factor=1))
     producers, readers, reports = [kafka.producer()], [kafka.reader(topic_name)], list[Delivery]()
@@ -116,7 +116,7 @@ def test_a_fork_may_drop_clients_that_are_connected(broker: Broker, topic_name: 
 
 
 def test_a_silent_broker_is_unavailable_in_time(silent_server: str) -> None:
-    """A call ends shortly after its own time-out, not after that of the settings, and names the brokers."""
+    """A call to a silent broker ends shortly after its own time-out, not the settings' one, and names the brokers."""
     silent = {"bootstrap.servers": silent_server}
     kafka = ConfluentKafka(client_config({**silent, "socket.timeout.ms": "280000"}), request_timeout_s=0.5)
     began = time.monotonic()
@@ -130,7 +130,7 @@ def test_a_silent_broker_is_unavailable_in_time(silent_server: str) -> None:
 
 
 def test_close_does_not_wait_for_a_silent_broker(silent_server: str) -> None:
-    """Records that nobody will answer are UNKNOWN at once."""
+    """Records in flight to a silent broker are UNKNOWN at once at a close."""
     kafka = ConfluentKafka(client_config({"bootstrap.servers": silent_server}))
     producer = kafka.producer()
     reports: list[Delivery] = []
@@ -162,9 +162,10 @@ def test_a_record_that_times_out_is_unknown(silent_server: str) -> None:
 def test_single_records_amid_others_are_fetched_alone(
     broker: Broker, topic_name: str, monkeypatch: pytest.MonkeyPatch, keeps_consumers: bool
 ) -> None:
-    """Where consumers are kept, who wants one record of each partition, as anchors are, makes one that fetches little
-    behind them, and gets them though each is larger than that. Who wants several, or the last one, makes another, which
-    whoever comes next may take.
+    """A reader of one record of each partition, as of anchors, uses a cached consumer that fetches little.
+
+    It gets records larger than that, too. A reader of several records, or of the last one, makes another consumer,
+    which any later reader may take.
     """
     kafka = ConfluentKafka(client_config({"bootstrap.servers": broker.bootstrap}), keeps_consumers=keeps_consumers)
     kafka.create_topic(TopicSpec(name=topic_name, partitions=4, replication_factor=1))
@@ -198,7 +199,7 @@ def test_single_records_amid_others_are_fetched_alone(
 
 @pytest.mark.broker
 def test_a_consumer_that_waits_reads_single_records_too(broker: Broker, topic_name: str) -> None:
-    """Another connection would cost more than what it fetches in vain."""
+    """A waiting consumer reads single records too: another connection would cost more than its futile fetches."""
     kafka = ConfluentKafka(client_config({"bootstrap.servers": broker.bootstrap}), keeps_consumers=True)
     kafka.create_topic(TopicSpec(name=topic_name, partitions=2, replication_factor=1))
     with closing(kafka.producer()) as producer:

@@ -1,6 +1,6 @@
-"""Real signals, wherever they land in the native client: their handlers' exceptions come out as themselves.
+"""Real signals at any point in the native client: their handlers' exceptions come out unchanged.
 
-`interrupted` is a process that sends with callbacks, polls, asks for offsets and reads in a loop; a signal comes some
+`interrupted` is a process that sends with callbacks, polls, queries offsets and reads in a loop; a signal comes some
 milliseconds after a round begins.
 """
 
@@ -26,7 +26,7 @@ _TURNS = 4000
 
 
 class Alarm(Exception):
-    """What this program's handler of SIGALRM raises."""
+    """The exception of this program's handler of SIGALRM."""
 
 
 def _raise_alarm(signum: int, frame: FrameType | None) -> NoReturn:
@@ -45,7 +45,7 @@ def _work(kafka: ConfluentKafka, producer: Producer, reader: Reader, topic: str)
 
 
 def interrupted(bootstrap: str, topic: str, which: str) -> None:
-    """Work and be interrupted."""
+    """Work until a signal interrupts."""
     signal.signal(signal.SIGALRM, _raise_alarm)
     sent = signal.SIGINT if which == "int" else signal.SIGALRM
     kafka = ConfluentKafka(client_config({"bootstrap.servers": bootstrap}))
@@ -70,7 +70,7 @@ def interrupted(bootstrap: str, topic: str, which: str) -> None:
 def test_a_signal_comes_out_as_what_its_handler_raised(
     broker: Broker, topic_name: str, which: str, wanted: str
 ) -> None:
-    """Dozens of signals, in sends with callbacks, polls, questions and reads: never a SystemError, never lost."""
+    """Dozens of signals, in sends with callbacks, polls, queries and reads, are never a SystemError, and never lost."""
     kafka = ConfluentKafka(client_config({"bootstrap.servers": broker.bootstrap}))
     kafka.create_topic(TopicSpec(name=topic_name, partitions=1, replication_factor=1))
     printed = output(interrupted, broker.bootstrap, topic_name, which, timeout_s=120.0)

@@ -1,6 +1,6 @@
-"""Requests that go to leaders are made by clients that know them: one that has to look corrupts its memory.
+"""Requests to leaders come from clients that know them: a client that has to look them up corrupts its memory.
 
-`moved_coordinator` is a process that asks a group's coordinator which says that it is none: librdkafka's admin client
+`moved_coordinator` is a process that asks a group's coordinator, which denies being one: librdkafka's admin client
 would crash it. Its brokers are librdkafka's own mock cluster, made by C calls: Python has none.
 """
 
@@ -34,7 +34,7 @@ _ANSWERS = 2
 
 
 def moved_coordinator() -> None:
-    """Write the text beside a group's offset, which the coordinator tells when it is asked for the third time."""
+    """Write the text next to a group's offset, which the coordinator returns at the third request."""
     with _mock_cluster() as (library, cluster, bootstrap), closing(_kafka(bootstrap)) as kafka:
         kafka.publish_offset("group", "topic", 0, 5, "text")
         errors = (ctypes.c_int * _ANSWERS)(*[_NOT_COORDINATOR] * _ANSWERS)
@@ -64,7 +64,7 @@ def _mock_cluster() -> Generator[tuple[ctypes.CDLL, ctypes.c_void_p, str]]:
 
 
 def _library() -> Path:
-    """The librdkafka that the client brings along, which is loaded by now."""
+    """Return the librdkafka that the client brings along, which is loaded by now."""
     (found,) = (Path(confluent_kafka.__file__).parents[1] / "confluent_kafka.libs").glob("librdkafka*.so*")
     return found
 
@@ -75,14 +75,14 @@ _PARTITIONS = 4
 
 @dataclass(eq=False, slots=True)
 class _Told:
-    """What one client was told of leaders, and which partitions it had to look for itself."""
+    """The leaders that one client learned, and the partitions that it had to look up itself."""
 
     answers: list[Future[admin.TopicDescription]] = field(default_factory=list[Future[admin.TopicDescription]])
     questions: int = 0
     sought: list[tuple[str, int]] = field(default_factory=list[tuple[str, int]])
 
     def seek(self, places: Iterable[TopicPartition]) -> None:
-        """A request goes to the leaders of these."""
+        """Record a request to the leaders of these."""
         topics = [answer.result() for answer in self.answers if answer.done() and answer.exception() is None]
         led = {(topic.name, one.id) for topic in topics for one in topic.partitions if one.leader is not None}
         named = [(place.topic, place.partition) for place in places]
@@ -91,7 +91,7 @@ class _Told:
 
 @pytest.fixture
 def told(monkeypatch: pytest.MonkeyPatch) -> dict[int, _Told]:
-    """By identity, every admin client that is asked from now on; none of them goes before the test does."""
+    """Return by identity every admin client that is used from now on; none of them closes before the test ends."""
     clients: list[admin.AdminClient] = []
     told: defaultdict[int, _Told] = defaultdict(_Told)
 
@@ -130,7 +130,7 @@ def _in_threads(call: Callable[[], T], count: int) -> list[T]:
 
 @pytest.mark.broker
 def test_a_client_never_looks_for_leaders_itself(broker: Broker, topic_name: str, told: dict[int, _Told]) -> None:
-    """Neither one that was just made, nor one that threads share, nor where there is no such topic or partition."""
+    """A client never looks for leaders itself: a new one, a shared one, or one without such a topic or partition."""
     everywhere = range(_PARTITIONS)
     with closing(_kafka(broker.bootstrap)) as kafka:
         kafka.create_topic(TopicSpec(name=topic_name, partitions=_PARTITIONS, replication_factor=1))
@@ -153,7 +153,7 @@ def test_a_client_never_looks_for_leaders_itself(broker: Broker, topic_name: str
 def test_a_client_that_just_described_a_topic_is_not_asked_again(
     broker: Broker, topic_name: str, told: dict[int, _Told]
 ) -> None:
-    """To know the leaders costs no question where the topic was described anyway, as at every open; later it does."""
+    """The leaders of a just described topic cost no query, as at every open; later they do."""
     with closing(_kafka(broker.bootstrap)) as kafka:
         kafka.create_topic(TopicSpec(name=topic_name, partitions=_PARTITIONS, replication_factor=1))
     told.clear()
@@ -164,7 +164,7 @@ def test_a_client_that_just_described_a_topic_is_not_asked_again(
         for _ in range(3):
             kafka.offsets(topic_name, range(_PARTITIONS))
         assert [one.questions for one in told.values()] == [1]
-        now_s = 1.0  # A leader may have gone since, and the client heard of it.
+        now_s = 1.0  # The leader may have moved since, and the client knows it.
         kafka.offsets(topic_name, range(_PARTITIONS))
         assert [one.questions for one in told.values()] == [2]
         kafka.delete_topic(topic_name)
@@ -174,7 +174,10 @@ def test_a_client_that_just_described_a_topic_is_not_asked_again(
 def test_a_client_that_looked_for_a_coordinator_is_not_kept(
     broker: Broker, topic_name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One that gave up and finds it later frees its request twice: so each publication has a client of its own."""
+    """A client that gave up on a coordinator is not cached: it frees its request twice when it finds it later.
+
+    So each publication has a client of its own.
+    """
     published: list[weakref.ref[admin.AdminClient]] = []
     original = admin.AdminClient.alter_consumer_group_offsets
 
@@ -194,5 +197,5 @@ def test_a_client_that_looked_for_a_coordinator_is_not_kept(
 
 
 def test_a_coordinator_that_has_moved_is_asked_again() -> None:
-    """In a process of its own: librdkafka's admin client ends that by a SIGSEGV, as it has no group to look after."""
+    """A moved coordinator is asked again, in a process of its own: librdkafka's admin client would crash it."""
     assert output(moved_coordinator) == "text"

@@ -1,4 +1,4 @@
-"""The real client on links that are slow, and beside connections that are dead: it goes on, and in time."""
+"""The real client on slow links, and with dead connections: it goes on, and in time."""
 
 import os
 import time
@@ -19,7 +19,7 @@ pytestmark = pytest.mark.broker
 
 
 def test_a_slow_link_is_waited_for(faulty_broker: FaultyBroker, log_name: str, tmp_path: Path) -> None:
-    """Three seconds of sending, where a second and a half without any report would be a failure."""
+    """A link that needs three seconds for a send goes on, where a second and a half without a report would fail."""
     log = real_rig(log_name, faulty_broker.bootstrap, tmp_path).create(partitions=1)
     settings = WriterSettings(chunk_bytes=64 << 10, roll_bytes=256 << 10, stall_timeout_s=1.5)
     with log, Writer(log, "w", settings=settings) as writer:
@@ -33,8 +33,8 @@ def test_a_slow_link_is_waited_for(faulty_broker: FaultyBroker, log_name: str, t
 
 
 def test_a_client_whose_broker_is_gone_is_replaced(faulty_broker: FaultyBroker, topic_name: str) -> None:
-    """Every connection that was open is dead without a word, new ones work: each call is right within its time."""
-    limit_s = 9.0  # A quarter of it goes to the dead connection each time; the rest is for a machine that is busy.
+    """With every open connection silently dead and new ones alive each call is right within its time."""
+    limit_s = 9.0  # A quarter of it goes to the dead connection each time; the rest is for a busy machine.
     kafka = ConfluentKafka(client_config({"bootstrap.servers": faulty_broker.bootstrap}), request_timeout_s=limit_s)
     kafka.create_topic(TopicSpec(name=topic_name, partitions=1, replication_factor=1))
     calls: tuple[Callable[[], bool], ...] = (

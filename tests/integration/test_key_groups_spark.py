@@ -1,4 +1,4 @@
-"""Key groups in Spark SQL: the expression that we publish computes the published vectors."""
+"""Key groups in Spark SQL: the published expression computes the published vectors."""
 
 import json
 from collections.abc import Callable
@@ -20,14 +20,14 @@ TYPES: dict[KeyType, tuple[DataType, Callable[[str], bytes | str | int]]] = {
 
 
 def vectors_of(key_type: KeyType) -> list[dict[str, Any]]:
-    """The published vectors with keys of this type."""
+    """Return the published vectors with keys of this type."""
     text = resources.files("statelog.schemas").joinpath("key_group_vectors.json").read_text("utf-8")
     return [vector for vector in json.loads(text)["vectors"] if vector["key_type"] == key_type.value]
 
 
 @pytest.mark.parametrize("key_type", KeyType)
 def test_spark_computes_the_vectors(spark: SparkSession, key_type: KeyType) -> None:
-    """For every vector and every count of key groups, Spark's key group is ours; a null key has none."""
+    """Spark's key group is ours for every vector and every count of key groups; a null key has none."""
     spark_type, native = TYPES[key_type]
     vectors = vectors_of(key_type)
     rows: list[tuple[int, object]] = [(number, native(vector["key"])) for number, vector in enumerate(vectors)]
@@ -43,7 +43,7 @@ def test_spark_computes_the_vectors(spark: SparkSession, key_type: KeyType) -> N
 
 
 def test_spark_computes_the_vectors_of_prefixes(spark: SparkSession) -> None:
-    """Also where a prefix ends inside of a character, and for keys that are shorter."""
+    """Prefixes have the published vectors also where one ends inside of a character, and for shorter keys."""
     text = resources.files("statelog.schemas").joinpath("key_group_vectors.json").read_text("utf-8")
     for vector in json.loads(text)["prefix_vectors"]:
         key_type = KeyType(vector["key_type"])

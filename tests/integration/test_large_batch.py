@@ -19,7 +19,7 @@ BATCHES, ROWS = 20, 256
 @pytest.mark.soak
 @pytest.mark.timeout(1800)
 def test_a_table_of_more_than_two_gigabytes(broker: Broker, log_name: str, tmp_path: Path) -> None:
-    """2.5 GiB of values in one call, whose memory is shared here, are committed, and all of them are read back."""
+    """A table of 2.5 GiB of values in one call, whose memory is shared here, is committed and read back."""
     values = pa.array([os.urandom(1 << 19)] * ROWS)
     batches = [
         pa.record_batch({"key": [b"%d" % (i * ROWS + row) for row in range(ROWS)], "value": values})

@@ -1,4 +1,4 @@
-"""What a broker has not heard of yet, or hears of before the log does: a topic just made, a topic deleted."""
+"""A broker that learns late of a topic's creation, or before the log of its deletion."""
 
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -25,7 +25,7 @@ _LATE = 5
 
 
 class _Noted:
-    """In the place of a client: notes which of its methods a request calls."""
+    """A stand-in for a client that records which of its methods a request calls."""
 
     def __init__(self) -> None:
         self.names: set[str] = set()
@@ -39,7 +39,7 @@ class _Noted:
 
 
 class LateSession(AdminSession):
-    """Behind every creation, the first questions of each kind go to a broker that has not heard of the topic."""
+    """A session whose first queries of each kind after a creation meet a broker that does not know the topic."""
 
     def __init__(self, config: ClientConfig) -> None:
         super().__init__(config, config.request_timeout_s)
@@ -49,7 +49,7 @@ class LateSession(AdminSession):
     def ask(
         self, request: Request, limit_s: float | None = None, *, twice: bool = True, leaders: Leaders | None = None
     ) -> list[dict[Any, Any]]:
-        """As the real one, with that answer in between."""
+        """Ask as the real one, with that answer in between."""
         noted: Any = _Noted()
         request(noted, 1.0)
         if "create_topics" in noted.names:
@@ -62,7 +62,7 @@ class LateSession(AdminSession):
 
 
 def test_a_log_is_made_where_one_broker_is_late(broker: Broker, log_name: str, tmp_path: Path) -> None:
-    """Making, opening, writing and reading go on past every "no such topic" of a broker that learns of it later."""
+    """Making, opening, writing and reading a log go on past every "no such topic" of a late broker."""
     config = client_config({"bootstrap.servers": broker.bootstrap})
     kafka, late = ConfluentKafka(config), LateSession(config)
     kafka._admin = late  # pyright: ignore[reportPrivateUsage] # what a real cluster shows only now and then
@@ -79,11 +79,11 @@ def test_a_log_is_made_where_one_broker_is_late(broker: Broker, log_name: str, t
 
 
 _LOST = "does not exist any more|_DESTROY"
-"""The client may give its connection up together with the last partition behind it, and then says no more than that."""
+"""The client may close its connection together with the last partition behind it, and then says no more than that."""
 
 
 class _Deletion(NamedTuple):
-    """Which of the log's topics go, what a commit then raises, and what it says."""
+    """The deleted topics of the log, and the error of a later commit with its text."""
 
     topics: Sequence[str]
     error: type[StatelogError]
@@ -103,7 +103,10 @@ class _Deletion(NamedTuple):
 def test_a_topic_that_is_deleted_under_a_writer_is_told(
     broker: Broker, log_name: str, tmp_path: Path, gone: _Deletion
 ) -> None:
-    """As what it is, long before the message time-out of five minutes; whoever opens the log again is told, too."""
+    """A topic that is deleted under a writer raises its own error, long before the message time-out of five minutes.
+
+    A later open of the log raises, too.
+    """
     place = where_at(broker.bootstrap, tmp_path)
     with Log.create(log_name, place, LogOptions(partitions=1)) as log:
         with Writer(log, "w") as writer:

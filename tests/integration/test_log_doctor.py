@@ -19,7 +19,7 @@ pytestmark = pytest.mark.broker
 
 
 def commit(shell: Shell, *values: str) -> None:
-    """A commit for each value."""
+    """Commit each value."""
     with shell.open_log() as log, Writer(log, "w") as writer:
         for value in values:
             for number in range(20):
@@ -29,7 +29,7 @@ def commit(shell: Shell, *values: str) -> None:
 
 @pytest.fixture
 def rolled_up(shell: Shell) -> Shell:
-    """A log with two snapshots and a tail."""
+    """Return a log with two snapshots and a tail."""
     for value in ("1", "2"):
         commit(shell, value)
         assert shell.run("materialize", shell.name, "--once", "--min-age", "0s").exit_code == 0
@@ -38,7 +38,7 @@ def rolled_up(shell: Shell) -> Shell:
 
 
 def findings(shell: Shell, *args: object, code: int) -> dict[str, dict[str, Any]]:
-    """What is found, by name; the doctor is asked to look deep."""
+    """Return the findings by name; the doctor makes a deep check."""
     result = shell.run("doctor", shell.name, "--deep", *args)
     assert result.exit_code == code, result.output
     found = shell.json("doctor", shell.name, "--deep", *args) if code == 0 else _json_of(shell, *args)
@@ -52,14 +52,14 @@ def _json_of(shell: Shell, *args: object) -> dict[str, Any]:
 
 
 def bad(found: dict[str, dict[str, Any]]) -> dict[str, str]:
-    """Those that were asked and are not OK."""
+    """Return the checks that ran and are not OK."""
     return {
         name: one["severity"] for name, one in found.items() if one["severity"] != "ok" and one["found"] != "not asked"
     }
 
 
 def test_a_sound_log(rolled_up: Shell) -> None:
-    """Nothing but that one broker is one; no file changes, but for what proves the store, and that is gone."""
+    """A sound log has no finding but its single broker; no file changes, and the store's probe is removed."""
     before = {path: path.stat().st_mtime_ns for path in rolled_up.root.rglob("*") if path.is_file()}
     found = findings(rolled_up, code=0)
     assert bad(found) == {Check.TOPICS: "note"}
@@ -71,7 +71,7 @@ def test_a_sound_log(rolled_up: Shell) -> None:
 
 
 def flip_a_run(shell: Shell) -> None:
-    """A byte of the newest run."""
+    """Flip a byte of the newest run."""
     path = max(shell.root.rglob("*.parquet"), key=lambda one: one.stat().st_mtime_ns)
     data = bytearray(path.read_bytes())
     data[40] ^= 0xFF
@@ -80,20 +80,20 @@ def flip_a_run(shell: Shell) -> None:
 
 
 def delete_ledger(shell: Shell) -> None:
-    """Somebody deletes the ledger."""
+    """Delete the ledger."""
     with closing(broker_world(shell.bootstrap).kafka) as kafka:
         kafka.delete_topic(f"{shell.name}.ledger")
 
 
 def delete_records(shell: Shell) -> None:
-    """Somebody deletes every record of the data topic."""
+    """Delete every record of the data topic."""
     with closing(broker_world(shell.bootstrap).kafka) as kafka:
         ends = {partition: end for partition, (_, end) in kafka.offsets(shell.name, range(2)).items()}
         kafka.delete_records(shell.name, ends)
 
 
 def keep_for_an_hour(shell: Shell) -> None:
-    """Somebody lets Kafka delete by age."""
+    """Let Kafka delete by age."""
     real_rig(shell.name, shell.bootstrap, shell.root).set_topic_config(shell.name, {"retention.ms": "3600000"})
 
 
@@ -108,19 +108,19 @@ def keep_for_an_hour(shell: Shell) -> None:
     ],
 )
 def test_damages(rolled_up: Shell, strike: Callable[[Shell], None], code: int, expected: dict[str, str]) -> None:
-    """The same findings as on twins, and the exit code of the worst."""
+    """Damages have the same findings as on twins, and the exit code of the worst."""
     strike(rolled_up)
     assert bad(findings(rolled_up, code=code)) == expected
 
 
 def test_a_log_that_is_not_there(shell: Shell) -> None:
-    """Is no finding."""
+    """A missing log is no finding."""
     assert shell.run("doctor", "nothing").exit_code == 3
     assert shell.run("doctor", shell.name, "--topics", "x").exit_code == 2
 
 
 def test_a_broker_that_is_away(rolled_up: Shell, tmp_path: Path) -> None:
-    """What the store has is looked at all the same."""
+    """The store is checked also while the broker is away."""
     found = _json_of(rolled_up, "--bootstrap", "127.0.0.1:1", "--kafka", "socket.timeout.ms=2000")
     by_name = {one["name"]: one for one in found["findings"]}
     assert bad(by_name) == {Check.IDENTITY: "unavailable"}
@@ -128,7 +128,7 @@ def test_a_broker_that_is_away(rolled_up: Shell, tmp_path: Path) -> None:
 
 
 def test_a_drill(rolled_up: Shell) -> None:
-    """Both ways lead to the state that verify reads; once the log was truncated, one begins at the oldest snapshot."""
+    """Both ways of a drill lead to verify's state; for a truncated log one begins at the oldest snapshot."""
     found = rolled_up.json("drill", rolled_up.name)
     assert found["restored_from"] == "snapshot 2 and the tail behind it"
     assert found["compared_with"] == "snapshot 1 and the tail behind it"

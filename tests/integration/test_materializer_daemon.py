@@ -19,7 +19,7 @@ _DEADLINE_S = 60.0
 
 
 def _next(events: "queue.Queue[Event]", kind: EventKind) -> Event:
-    """The next event of a kind."""
+    """Return the next event of a kind."""
     while True:
         event = events.get(timeout=_DEADLINE_S)
         if event.kind is kind:
@@ -62,7 +62,7 @@ def test_a_round_starts_early_because_of_the_restore_budget(broker: Broker, log_
 def test_a_broker_that_stalls_for_longer_than_a_request_may_take_is_outlived(
     own_broker: OwnBroker, log_name: str, tmp_path: Path
 ) -> None:
-    """It answers nobody and its connections stay open: rounds fail as unavailable, never as damage, and then go on."""
+    """A broker that answers nobody, with its connections open, fails rounds as unavailable, not damage; they resume."""
     rig = real_rig(log_name, own_broker.bootstrap, tmp_path / "root", {"socket.timeout.ms": "2000"})
     rig.create().close()
     events: queue.Queue[Event] = queue.Queue()
@@ -93,7 +93,7 @@ def test_a_broker_that_stalls_for_longer_than_a_request_may_take_is_outlived(
 
 
 def test_a_log_deleted_under_its_daemon_ends_it_as_not_found(broker: Broker, log_name: str, tmp_path: Path) -> None:
-    """Nobody is paged for damage."""
+    """A log deleted under its daemon ends it as NotFound: nobody is paged for damage."""
     rig = real_rig(log_name, broker.bootstrap, tmp_path / "root")
     rig.create().close()
     events: queue.Queue[Event] = queue.Queue()

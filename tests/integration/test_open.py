@@ -1,4 +1,4 @@
-"""`statelog.open` on a real broker and the local file system: two runs of one program, and rivals."""
+"""`statelog.open` on a real broker and the local file system: two runs of one program, and concurrent opens."""
 
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -19,7 +19,7 @@ _RIVALS = 4
 
 @pytest.fixture
 def where(broker: Broker, log_name: str, tmp_path: Path) -> Iterator[statelog.Where]:
-    """Where the log is and how it is made; its topics are deleted at the end."""
+    """Yield the log's place and its options; its topics are deleted at the end."""
     root = str(tmp_path / "root")
     place = where_at(broker.bootstrap, root)
     yield place
@@ -42,7 +42,7 @@ def test_a_program_that_is_run_twice(log_name: str, where: statelog.Where) -> No
 
 
 def test_rivals_open_one_log(log_name: str, where: statelog.Where) -> None:
-    """All of them begin at one moment; whichever makes it, each commits to the same log."""
+    """Concurrent openers commit to the same log, whichever of them makes it."""
     barrier = Barrier(_RIVALS)
 
     def rival(number: int) -> bytes:

@@ -1,10 +1,9 @@
-"""A broker that nobody here, nor Apache, wrote: kfake, of franz-go. A log is made, written, rolled up, truncated and
-recovered on it, and fences writers.
+"""A broker that nobody here, nor Apache, wrote: kfake, of franz-go.
 
-What it does otherwise: it refuses to delete records below its log start, where Apache's broker does nothing; it takes
-batches of leader epoch -1 only (the program beside the services sets it); it answers a fetch with nothing to
-give by a null, which librdkafka logs as an error and asks again; and it takes message.timestamp.type=LogAppendTime, but
-its records bear the times of who sends.
+A log is made, written, rolled up, truncated and recovered on it, and fences writers. It differs from Apache's broker.
+It refuses to delete records below its log start, where Apache's does nothing. It takes only batches of leader epoch -1
+(the program in the services' folder sets it). It answers an empty fetch with a null, which librdkafka logs as an error
+and asks again. It takes message.timestamp.type=LogAppendTime, but its records carry the senders' times.
 """
 
 from collections.abc import Iterator
@@ -27,7 +26,7 @@ from tests.support.services.emulators import Unobtainable, open_kfake
 
 @pytest.fixture(scope="module")
 def kfake(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """Host and port of the broker."""
+    """Yield host and port of the broker."""
     with ExitStack() as stack:
         try:
             server = open_kfake(stack, tmp_path_factory.mktemp("kfake"))
@@ -38,7 +37,7 @@ def kfake(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 @pytest.fixture
 def rig(kfake: str, log_name: str, tmp_path: Path) -> Iterator[LogRig]:
-    """A place for one log there."""
+    """Yield a place for one log there."""
     with ports_closed(real_rig(log_name, kfake, tmp_path / "root")) as made:
         yield made
 
@@ -65,7 +64,7 @@ def test_a_log_is_written_rolled_up_and_recovered(rig: LogRig, tmp_path: Path) -
 
 
 def test_a_second_writer_fences_the_first(rig: LogRig) -> None:
-    """What the first one persisted is never part of history."""
+    """The first writer's persisted records are never part of history after a second one fenced it."""
     with rig.create() as log:
         first = Writer(log, "w")
         first.put(b"k", b"first")
@@ -79,7 +78,7 @@ def test_a_second_writer_fences_the_first(rig: LogRig) -> None:
 
 
 def test_a_doctor_is_content(kfake: str, tmp_path: Path) -> None:
-    """It asks everything there, finds what is waived, and whose times records bear, and leaves no topic."""
+    """A doctor finds only the waived checks and the records' times, and leaves no topic."""
     shell = Shell(kfake, tmp_path / "root", "unused")
     found = {one["name"]: one for one in shell.json("doctor", "--kafka")["findings"]}
     notes = {name: one["severity"] for name, one in found.items() if one["severity"] != "ok"}
@@ -89,7 +88,7 @@ def test_a_doctor_is_content(kfake: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("backend", ["dict", "rocksdb"])
 def test_a_table_comes_back(rig: LogRig, backend: str, tmp_path: Path) -> None:
-    """With its state and its progress, in the next life, and in one that lost its directory."""
+    """A table comes back with its state and progress, also in a process without its directory."""
     rig.create().close()
     kept: dict[str, Any] = {} if backend == "dict" else {"backend": "rocksdb", "directory": tmp_path / "local"}
     for number in range(3):

@@ -1,4 +1,4 @@
-"""The brokers that the test fixtures hand out keep their promises."""
+"""The brokers of the test fixtures keep their promises."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""The programs of README.md, of development and of Spark run as they are printed, in places of this run."""
+"""The programs of README.md, of development and of Spark run as they are printed, at places of this run."""
 
 import time
 from pathlib import Path
@@ -19,7 +19,7 @@ _README = ROOT / "README.md"
 
 
 def _program(number: int, places: dict[str, str], document: Path = _README) -> str:
-    """The document's Python program of that number, from 0, in this run's places. Each place must be named in it."""
+    """Return the document's Python program of that number, from 0, at this run's places, each of which it must name."""
     program = programs(document)[number]
     for printed, ours in places.items():
         assert printed in program, f"the program of {document.name} does not name {printed}"
@@ -34,7 +34,7 @@ def _wait_for_a_batch(query: StreamingQuery) -> None:
 
 
 def test_the_programs_run_as_printed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """They need neither a broker nor Java."""
+    """The programs run as printed, without a broker or Java."""
     check_page(_README, tmp_path, lambda: capsys.readouterr().out)
 
 
@@ -54,7 +54,7 @@ def test_a_kafka_for_development_runs_as_printed(
 def test_spark_in_ten_minutes_runs_as_printed(
     broker: Broker, spark: SparkSession, log_name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """It waits for a batch, and not for half a minute."""
+    """The Spark program runs as printed, and waits for a batch, not for half a minute."""
     places = {"127.0.0.1:9092": broker.bootstrap, '"visits"': f'"{log_name}"'}
     places |= {"/tmp/checkpoint": str(tmp_path / "checkpoint"), "/tmp/statelog": str(tmp_path / "root")}
     wait = {"query.awaitTermination(30)": "wait_for_a_batch(query)"}
@@ -73,7 +73,7 @@ def test_spark_in_ten_minutes_runs_as_printed(
 def test_the_program_of_the_spark_room_runs_as_printed(
     broker: Broker, spark: SparkSession, log_name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """It prints what its comment says, also when it is run again: a checkpoint counts once."""
+    """The program prints its comment's text, also when it is run again: a checkpoint counts once."""
     places = {"127.0.0.1:9092": broker.bootstrap, '"planes"': f'"{log_name}"', "/tmp/statelog": str(tmp_path)}
     program = _program(0, places, SOURCE / "spark" / "README.md")
     for _ in range(2):
@@ -84,7 +84,7 @@ def test_the_program_of_the_spark_room_runs_as_printed(
 def test_spark_reads_a_snapshot_as_the_guide_says(
     spark: SparkSession, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The Parquet file that the guide's first program wrote is a table for a Spark that knows nothing of statelog."""
+    """The Parquet file of the guide's first program is a table for a Spark without statelog."""
     guide = ROOT / "docs" / "guide" / "snapshots.md"
     check_page(guide, tmp_path, lambda: capsys.readouterr().out)
     (program,) = programs(guide, "py")

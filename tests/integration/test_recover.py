@@ -27,7 +27,7 @@ _KEYS = [b"key-%d" % i for i in range(500)]
 
 @pytest.fixture
 def log(broker: Broker, log_name: str, tmp_path: Path) -> Iterator[Log]:
-    """A log of four partitions, deleted at the end."""
+    """Yield a log of four partitions, deleted at the end."""
     kafka, root = {"bootstrap.servers": broker.bootstrap}, str(tmp_path / "root")
     with Log.create(log_name, where_at(kafka, root), LogOptions(partitions=4, key_groups=16)) as log:
         yield log
@@ -74,7 +74,7 @@ def test_after_truncation_only_what_is_held(log: Log) -> None:
 
 
 def test_an_offset_below_the_log_start_is_told(log: Log) -> None:
-    """Truncated by hand beyond every snapshot, the recovery ends with OffsetGone, and never waits or skips."""
+    """A log truncated by hand beyond every snapshot is OffsetGone: its recovery never waits or skips."""
     rig = HistoryRig(log)
     _fill(rig, commits=3, snapshot_after=(1,))
     end = log.data_offsets()[2].end
@@ -85,7 +85,7 @@ def test_an_offset_below_the_log_start_is_told(log: Log) -> None:
 
 
 def test_a_lost_run_falls_back(log: Log, tmp_path: Path) -> None:
-    """A run that is gone from the file system costs a warning and a longer replay."""
+    """A missing run of the file system costs a warning and a longer replay."""
     rig = HistoryRig(log)
     _fill(rig, commits=4, snapshot_after=(1, 3))
     (tmp_path / "root" / log.name / rig.manifests[-1].runs[-1].path).unlink()
@@ -96,7 +96,7 @@ def test_a_lost_run_falls_back(log: Log, tmp_path: Path) -> None:
 
 
 def test_a_topic_made_anew_is_refused(log: Log) -> None:
-    """A topic under the same name with another id is another log."""
+    """A topic under the same name with another id is another log, and is refused."""
     rig = HistoryRig(log)
     _fill(rig, commits=1)
     old = log.kafka.describe_topic(log.data_topic)
@@ -110,7 +110,7 @@ def test_a_topic_made_anew_is_refused(log: Log) -> None:
 
 
 def test_truncation_between_plan_and_reading(log: Log) -> None:
-    """A snapshot that is replaced and cleaned up after the plan was made costs one more plan, and no state."""
+    """A snapshot that is replaced and cleaned up after the plan costs one more plan, and no state."""
     rig = HistoryRig(log)
     _fill(rig, commits=3, snapshot_after=(1,))
     recovery = recover(log)

@@ -1,4 +1,4 @@
-"""Recovery of what the materializer rolled up: the two rooms agree on runs, manifests, leases and truncation."""
+"""Recovery of the materializer's snapshots: the two rooms agree on runs, manifests, leases and truncation."""
 
 from pathlib import Path
 
@@ -34,7 +34,7 @@ def test_state_after_rounds(rounds: int, tmp_path: Path) -> None:
 
 
 def test_a_round_leaves_what_a_recovery_holds(tmp_path: Path) -> None:
-    """While a recovery holds its lease, rounds keep its snapshot and its tail; once it is done, they remove them."""
+    """Rounds retain the snapshot and the tail of a recovery's lease, and remove them once it is done."""
     rig = history_rig()
     policy = MaterializerSettings(scratch=tmp_path, retention=RetentionPolicy(keep=2, min_age_s=0.0))
     with Writer(rig.log, "w") as writer:
@@ -44,7 +44,7 @@ def test_a_round_leaves_what_a_recovery_holds(tmp_path: Path) -> None:
         seen: list[int] = []
 
         def run_rounds(_: Progress) -> None:
-            """While the first run is read: five commits, and a round after each."""
+            """Commit five times while the first run is read, with a round after each."""
             if seen:
                 return
             for number in range(3, 8):

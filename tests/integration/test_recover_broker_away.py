@@ -1,4 +1,4 @@
-"""Recoveries whose real broker stops answering: closing, and Ctrl-C, do not wait for it; a follower outlives it."""
+"""Recoveries whose real broker stops answering: closing, and Ctrl-C, do not wait for it; a follower survives it."""
 
 import os
 import signal
@@ -25,13 +25,13 @@ from tests.support.waiting import wait_for
 pytestmark = pytest.mark.broker
 
 _REQUEST_TIMEOUT_MS = "280000"
-_AT_ONCE_S = 120.0  # A dead broker costs at least twice as much: that is how long one request takes to give up.
+_AT_ONCE_S = 120.0  # A dead broker costs at least twice as much: the time of one request until it fails.
 _PATIENCE_S = 120.0
 
 
 @pytest.fixture
 def rig(own_broker: OwnBroker, log_name: str, tmp_path: Path) -> Generator[HistoryRig]:
-    """A log with one commit on a broker of the test's own."""
+    """Yield a log with one commit on a broker of the test's own."""
     with Log.create(
         log_name,
         where_at(own_broker.bootstrap, tmp_path / "root"),
@@ -45,7 +45,7 @@ def rig(own_broker: OwnBroker, log_name: str, tmp_path: Path) -> Generator[Histo
 
 @contextmanager
 def _pausing(broker: OwnBroker) -> Generator[Environment]:
-    """One whose broker is paused when the first thread begins: the plan is claimed, and nothing of it was read."""
+    """Yield an environment that pauses the broker when the first thread begins: a claimed plan, and nothing read."""
     is_paused = False
 
     def start(work: Callable[[], None]) -> None:
@@ -68,14 +68,14 @@ def _wait_for_no_lease(log: Log) -> None:
 
 @pytest.fixture
 def patient(rig: HistoryRig, own_broker: OwnBroker, tmp_path: Path) -> Generator[Log]:
-    """The log as a process sees it whose requests wait for long."""
+    """Yield the log as a process sees it whose requests wait for long."""
     kafka = {"bootstrap.servers": own_broker.bootstrap, "socket.timeout.ms": _REQUEST_TIMEOUT_MS}
     with Log.open(rig.log.name, where_at(kafka, tmp_path / "root")) as log:
         yield log
 
 
 def test_closing_a_stream_does_not_wait_for_a_broker(patient: Log, own_broker: OwnBroker) -> None:
-    """What waits for the broker ends by itself, later, and removes the lease then."""
+    """Closing returns at once; the thread that waits for the broker ends later, and removes the lease then."""
     with _pausing(own_broker) as environment:
         recovery = environment.run(recover, patient)
         stream = recovery.stream()
@@ -88,7 +88,7 @@ def test_closing_a_stream_does_not_wait_for_a_broker(patient: Log, own_broker: O
 
 
 def test_ctrl_c_does_not_wait_for_a_broker(patient: Log, own_broker: OwnBroker) -> None:
-    """A real SIGINT in the middle of a read comes out as KeyboardInterrupt at once, and leaves no lease."""
+    """A real SIGINT in the middle of a read is KeyboardInterrupt at once, and leaves no lease."""
     with _pausing(own_broker) as environment:
         recovery = environment.run(recover, patient)
         ctrl_c = threading.Timer(1.0, os.kill, (os.getpid(), signal.SIGINT))
@@ -104,7 +104,7 @@ def test_ctrl_c_does_not_wait_for_a_broker(patient: Log, own_broker: OwnBroker) 
 @pytest.mark.soak
 @pytest.mark.parametrize("how", ["pause", "kill"])
 def test_a_follower_outlives_its_broker(rig: HistoryRig, own_broker: OwnBroker, how: str) -> None:
-    """A broker that is away for longer than a request takes, and comes back within `stall_timeout_s`, ends nothing."""
+    """A follower survives a broker's absence beyond a request's time-out, within `stall_timeout_s`."""
     reader = Reader()
     with recover(rig.log, settings=RecoverySettings(stall_timeout_s=_PATIENCE_S)).follow(poll_s=0.1) as stream:
         while not reader.state or not reader.cursor.is_complete:
@@ -126,10 +126,11 @@ def test_a_follower_outlives_its_broker(rig: HistoryRig, own_broker: OwnBroker, 
 @pytest.mark.soak
 @pytest.mark.parametrize("how", ["parquet", "rocksdb", "ordered"])
 def test_a_tail_of_more_than_two_gibibytes_in_a_partition(rig: HistoryRig, tmp_path: Path, how: str) -> None:
-    """Sorted targets take it, those on the disk within three times `fold_bytes` of Arrow, and the process within six.
+    """Sorted targets take a tail of two gibibytes: on disk within three times `fold_bytes` of Arrow, a process within
+    six.
 
-    Arrow's pool counts what the fold holds. The rest is the clients': what librdkafka has fetched, and what the
-    allocators keep of records of a mebibyte, which differs from run to run.
+    Arrow's pool counts the fold's memory. The rest is the clients': the fetched records of librdkafka, and the
+    allocators' remains of records of a mebibyte, which differ from run to run.
     """
     count, value = 2200, os.urandom(1 << 20)
     with Writer(rig.log, "large", partitions=[0]) as writer:
@@ -140,7 +141,7 @@ def test_a_tail_of_more_than_two_gibibytes_in_a_partition(rig: HistoryRig, tmp_p
             writer.commit(checkpoint_id=number + 1)
     settings = RecoverySettings(spill_directories=(tmp_path,))
     recovery = recover(rig.log, settings=settings)
-    Path("/proc/self/clear_refs").write_text("5")  # The peak starts anew from here.
+    Path("/proc/self/clear_refs").write_text("5")  # The peak starts again from here.
     before = _peak_bytes()
     if how == "parquet":
         rows = recovery.to_parquet(tmp_path / "state.parquet")

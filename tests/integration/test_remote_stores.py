@@ -1,4 +1,4 @@
-"""A log whose store is HDFS, Azure or Google: rounds, recovery, rights, and what is said of wrong credentials."""
+"""A log whose store is HDFS, Azure or Google: rounds, recovery, rights, and errors of wrong credentials."""
 
 import uuid
 from collections.abc import Callable
@@ -26,7 +26,7 @@ pytestmark = pytest.mark.xdist_group("tests/contract/test_store_contract.py")  #
 
 @pytest.fixture(params=["hdfs", "azure", "gcs"])
 def where(request: pytest.FixtureRequest) -> Where:
-    """A place for logs, on a new twin of a broker and each store in turn."""
+    """Return a place for logs, on a new twin of a broker and each store in turn."""
     kafka = MemoryKafka(cluster=MemoryCluster())
     if request.param == "hdfs":
         hdfs: Hdfs = request.getfixturevalue("hdfs")
@@ -36,7 +36,7 @@ def where(request: pytest.FixtureRequest) -> Where:
 
 
 def test_a_log_lives_on_a_remote_store(where: Where, tmp_path: Path) -> None:
-    """Made, written, rolled up with merges and cleanup, and recovered, all of it over the store's own protocol."""
+    """A log is made, written, rolled up with merges and cleanup, and recovered, all over the store's own protocol."""
     model: dict[object, object] = {}
     with Log.create("x", where, LogOptions(partitions=2)) as log:
         for number in range(5):
@@ -54,7 +54,7 @@ def test_a_log_lives_on_a_remote_store(where: Where, tmp_path: Path) -> None:
 
 
 def test_another_user_is_told_of_the_right_that_is_missing(hdfs: Hdfs) -> None:
-    """What HDFS refuses to a user is told with that user's name, in one line, and nothing is written."""
+    """A refusal of HDFS names the user in one line, and nothing is written."""
     root = f"private-{uuid.uuid4().hex}"
     open_store(hdfs.root(root), "x").put_if_absent("descriptor.avro", b"x")
     store = open_store(hdfs.root(root, user="mallory"), "x")
@@ -67,7 +67,7 @@ def test_another_user_is_told_of_the_right_that_is_missing(hdfs: Hdfs) -> None:
 
 @pytest.mark.parametrize("root", ["hdfs://name-node:8020/state", "webhdfs://name-node/state"])
 def test_a_root_of_hdfs_own_protocol_is_refused(root: str) -> None:
-    """The refusal says how the same place is written."""
+    """The refusal of HDFS's own protocol gives the same place in the right form."""
     with pytest.raises(ConfigError) as caught:
         open_store(root, "x")
     assert "webhdfs://" in caught.value.hint
@@ -84,7 +84,7 @@ def _signed(*, hours: int = 1, **rights: bool) -> str:
 
 
 def test_azure_takes_a_shared_access_signature(azure: EmulatedStore) -> None:
-    """One with all rights is enough for all that a store is asked; one to read lists and reads, and is told so."""
+    """A shared access signature with all rights suffices for a store; a read-only one lists and reads, and says so."""
     root = azure.root()
     every = _azure(azure, _signed(read=True, write=True, create=True, delete=True, list=True))
     store = open_store(root, "x", every)
@@ -107,7 +107,7 @@ def test_azure_takes_a_shared_access_signature(azure: EmulatedStore) -> None:
     ],
 )
 def test_azure_refuses_credentials(azure: EmulatedStore, credential: Callable[[], str]) -> None:
-    """Whatever is asked, the error says in one line that the credentials are wrong, and shows none of them."""
+    """Every call with wrong credentials fails in one line that says so and shows none of them."""
     store = open_store(azure.root(), "x", _azure(azure, credential()))
     for ask in (store.check, lambda: store.read("descriptor.avro"), store.list):
         with pytest.raises(StoreRefused, match="authenticate") as caught:
@@ -120,7 +120,7 @@ def test_azure_refuses_credentials(azure: EmulatedStore, credential: Callable[[]
 
 @pytest.mark.parametrize("root", ["abfs://no-such-container/logs", "gs://no-such-bucket/logs"])
 def test_a_bucket_that_is_not_there(root: str, request: pytest.FixtureRequest) -> None:
-    """The store's check says what to create, or to correct."""
+    """The store's check of a missing bucket says what to create, or to correct."""
     service: EmulatedStore = request.getfixturevalue("azure" if root.startswith("abfs") else "gcs")
     with pytest.raises(StoreRefused) as caught:
         open_store(root, "x", service.options).check()
@@ -136,6 +136,6 @@ def test_a_bucket_that_is_not_there(root: str, request: pytest.FixtureRequest) -
     ],
 )
 def test_credentials_of_the_wrong_form(root: str, options: dict[str, object], blamed: str) -> None:
-    """What no client can log in with is a mistake of the configuration, before anything is sent."""
+    """Malformed credentials are a mistake of the configuration, before anything is sent."""
     with pytest.raises(ConfigError, match=blamed):
         open_store(root, "x", options).check()

@@ -30,13 +30,13 @@ def _open(broker: Broker, name: str, root: Path) -> Log:
 
 @pytest.fixture
 def root(tmp_path: Path) -> Path:
-    """Where the logs' directories are."""
+    """Return the root of the logs' directories."""
     return tmp_path / "root"
 
 
 @pytest.fixture
 def scratch(tmp_path: Path) -> Path:
-    """Where rounds work."""
+    """Return the scratch directory of rounds."""
     path = tmp_path / "scratch"
     path.mkdir()
     return path
@@ -44,7 +44,7 @@ def scratch(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def log(broker: Broker, log_name: str, root: Path) -> Iterator[Log]:
-    """A new log of four partitions."""
+    """Yield a new log of four partitions."""
     with Log.create(
         log_name,
         where_at(broker.bootstrap, root),
@@ -73,7 +73,7 @@ def _group_offset(broker: Broker, log: Log) -> int:
 
 
 def test_rounds_truncate_merge_retain_and_publish(broker: Broker, log: Log, root: Path, scratch: Path) -> None:
-    """Round after round, state is the model; the log starts where the oldest kept snapshot ends; two are kept."""
+    """The state is the model after each round; the log starts at the end of the oldest of two retained snapshots."""
     model: State = {}
     settings = settings_for(scratch, fanout=3)
     merged = 0
@@ -98,7 +98,9 @@ def test_rounds_truncate_merge_retain_and_publish(broker: Broker, log: Log, root
 
 
 def test_two_materializers_at_once_are_only_wasteful(broker: Broker, log: Log, root: Path, scratch: Path) -> None:
-    """Both race for the same slots: each slot has one winner, the other loses or finds nothing, and state is right."""
+    """Two concurrent materializers leave one winner for each slot and the right state; the other finds nothing or
+    loses.
+    """
     model: State = {}
     settings = settings_for(scratch)
     logs = [_open(broker, log.name, root) for _ in range(2)]
@@ -132,7 +134,7 @@ def test_two_materializers_at_once_are_only_wasteful(broker: Broker, log: Log, r
 def test_a_round_saves_what_kafka_is_about_to_delete(
     broker: Broker, log: Log, scratch: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """An operator sets a retention time: the next round says so, loudly, and has what Kafka deletes afterwards."""
+    """After an operator set a retention time, the next round warns, and holds the records that Kafka deletes later."""
     model: State = {}
     _write(log, model, 0)
     before = log.kafka.describe_topic(log.data_topic)
@@ -157,7 +159,7 @@ def test_a_round_saves_what_kafka_is_about_to_delete(
 
 
 def test_a_recreated_topic_stops_the_round(log: Log, scratch: Path) -> None:
-    """The data topic is deleted and made anew under its name: its id tells, and nothing of it is taken for ours."""
+    """A data topic that is deleted and re-created under its name stops the round by its id; none of it is ours."""
     _write(log, {}, 0)
     found = log.kafka.describe_topic(log.data_topic)
     assert found is not None
@@ -170,7 +172,9 @@ def test_a_recreated_topic_stops_the_round(log: Log, scratch: Path) -> None:
 
 @pytest.mark.parametrize("which", ["data", "ledger"])
 def test_records_that_somebody_truncated_are_a_typed_loss(which: str, log: Log, scratch: Path) -> None:
-    """Kafka starts above what the newest snapshot needs: OffsetGone with the topic, and no manifest is written."""
+    """Truncation by somebody else above the newest snapshot's needs is OffsetGone with the topic; no manifest
+    is put.
+    """
     model: State = {}
     settings = settings_for(scratch)
     _write(log, model, 0)

@@ -1,4 +1,4 @@
-"""The broker of the security tests: what a principal may do is what it was granted, over TLS and with a password."""
+"""The broker of the security tests: a principal may do what it was granted, over TLS and with a password."""
 
 import pytest
 from confluent_kafka import KafkaException
@@ -11,12 +11,12 @@ pytestmark = pytest.mark.broker
 
 @pytest.fixture(scope="module")
 def secure(secure_node: SecureBroker) -> SecureBroker:
-    """A broker with one user who has no rights yet."""
+    """Return a broker with one user who has no rights yet."""
     return secure_node.serve({"alice": "wonder"})
 
 
 def test_a_principal_sees_what_it_was_granted(secure: SecureBroker) -> None:
-    """A right is there once it was granted, and gone once it was revoked."""
+    """A principal has a right once it was granted, and lacks it once it was revoked."""
     secure.grant("alice", topic("__statelog_ready", "DESCRIBE"))
     assert "__statelog_ready" in AdminClient({**secure.client("alice")}).list_topics(timeout=60).topics
     secure.grant("alice", [])
@@ -24,6 +24,6 @@ def test_a_principal_sees_what_it_was_granted(secure: SecureBroker) -> None:
 
 
 def test_a_wrong_password_is_no_principal(secure: SecureBroker) -> None:
-    """Nobody gets in without the password."""
+    """A wrong password admits nobody."""
     with pytest.raises(KafkaException):
         AdminClient({**secure.client("alice", sasl_password="queen"), "log_level": 0}).list_topics(timeout=2)

@@ -1,6 +1,6 @@
-"""Every role on a broker that grants nothing by itself: its rights suffice, and each missing one is told by name.
+"""Every role on a broker that grants nothing by itself: its rights suffice, and an error names each missing one.
 
-The sets are those of docs/security.md; a test compares them.
+The sets are the ones of docs/security.md; a test compares them.
 """
 
 import logging
@@ -41,17 +41,17 @@ _LOG = "secured"
 
 
 class Place(NamedTuple):
-    """Where the secured log is, and who may be asked for it."""
+    """The place of the secured log, and its users."""
 
     broker: SecureBroker
     root: str
 
     def open(self, user: str) -> Log:
-        """The log, as this user opens it."""
+        """Return the log, as this user opens it."""
         return Log.open(_LOG, where_at(self.broker.client(user), self.root))
 
     def feed(self) -> None:
-        """One more commit by the administrator, so that a round has something to do."""
+        """Commit once more as the administrator, so that a round has work to do."""
         plain = {"bootstrap.servers": self.broker.plain}
         with Log.open(_LOG, where_at(plain, self.root)) as log, Writer(log, "feed") as writer:
             writer.put(b"fed", b"1")
@@ -60,7 +60,7 @@ class Place(NamedTuple):
 
 @pytest.fixture(scope="module")
 def place(secure_node: SecureBroker, tmp_path_factory: pytest.TempPathFactory) -> Place:
-    """A secured log with a snapshot."""
+    """Return a secured log with a snapshot."""
     directory = tmp_path_factory.mktemp("secured")
     users = {name: f"{CANARY}-{name}" for name in (*ROLES, "administrator")}
     broker = secure_node.serve(users)
@@ -73,7 +73,7 @@ def place(secure_node: SecureBroker, tmp_path_factory: pytest.TempPathFactory) -
     return found
 
 
-# ---- what every role does
+# ---- the work of every role
 
 
 def _write(place: Place, user: str) -> None:
@@ -122,7 +122,7 @@ def _recover_behind_a_barrier(place: Place, user: str) -> None:
 
 
 def _accept_a_loss(place: Place, user: str) -> None:
-    """Asked for both ways, and refused for their own reasons: nothing is lost, or was ever there."""
+    """Try to accept a loss in both ways, each refused for its own reason: nothing is lost, or was ever there."""
     with place.open(user) as log:
         with pytest.raises(ConfigError, match=r"lost nothing|does not allow") as caught:
             accept_ledger_loss(log, reason="a test", operator="a test")
@@ -165,7 +165,7 @@ ROLES: dict[str, tuple[Callable[[Place, str], None], list[Right]]] = {
         reading(_LOG),
     ),
 }
-"""What each role does, and the rights that docs/security.md lists for it."""
+"""The work of each role, and the rights that docs/security.md lists for it."""
 MADE, MADE_LEDGER = "secured-too", "secured-too.ledger"
 MAKING = [
     *topic(MADE, "CREATE", "DESCRIBE", "DESCRIBE_CONFIGS"),
@@ -176,7 +176,7 @@ DELETING = [*topic(MADE, "DELETE", "DESCRIBE_CONFIGS"), *topic(MADE_LEDGER, "DEL
 
 @pytest.mark.parametrize("role", ROLES)
 def test_a_role_works_with_exactly_its_rights(place: Place, role: str) -> None:
-    """What docs/security.md lists for a role is enough."""
+    """The rights that docs/security.md lists for a role are enough."""
     act, rights = ROLES[role]
     place.broker.grant(role, rights)
     act(place, role)
@@ -192,7 +192,7 @@ def _missing_one() -> list[object]:
 
 @pytest.mark.parametrize(("role", "missing"), _missing_one())
 def test_a_missing_right_is_told_by_name(place: Place, role: str, missing: Right) -> None:
-    """Every right of the list is needed, and its absence names the operation and what it is on, at once."""
+    """Every right of the list is needed: an error names its operation and resource, at once."""
     act, rights = ROLES[role]
     place.broker.grant(role, [right for right in rights if right != missing])
     with pytest.raises(ConfigError) as caught:
@@ -202,7 +202,10 @@ def test_a_missing_right_is_told_by_name(place: Place, role: str, missing: Right
 
 
 def test_a_round_without_the_right_on_its_group_goes_on_and_says_so(place: Place) -> None:
-    """The published position is for lag tools, so it stops no round; with the right it is published."""
+    """A round without the right on its group goes on with a warning, since the position is for lag tools.
+
+    With the right it is published.
+    """
     place.broker.grant("materializer", ROLLING_UP)
     assert "READ on group" in _round(place).unpublished
     place.broker.grant("materializer", [*ROLLING_UP, *PUBLISHING])
@@ -210,7 +213,9 @@ def test_a_round_without_the_right_on_its_group_goes_on_and_says_so(place: Place
 
 
 def test_a_log_is_made_and_deleted_with_exactly_the_rights(place: Place) -> None:
-    """And each of them is told by name while it is missing; what a try left behind is taken over by the next one."""
+    """Making and deleting a log needs exactly the rights, each named while missing; a retry takes over the
+    leftovers.
+    """
     for missing in MAKING:
         place.broker.grant("administrator", [right for right in MAKING if right != missing])
         with pytest.raises(ConfigError) as caught:
@@ -240,7 +245,7 @@ def test_a_log_is_made_and_deleted_with_exactly_the_rights(place: Place) -> None
     ids=["wrong password", "wrong mechanism", "unknown authority", "no TLS"],
 )
 def test_who_is_refused_is_told_why_at_once(place: Place, settings: dict[str, str], told: str) -> None:
-    """Nobody waits for a time-out to learn that the password is wrong, and no supervisor repeats it."""
+    """A wrong password is reported at once, not after a time-out, and no supervisor repeats it."""
     patient = {"socket_timeout_ms": "280000", **settings}
     kafka = {name: value for name, value in place.broker.client("reader", **patient).items() if value}
     began_s = time.monotonic()
@@ -251,7 +256,7 @@ def test_who_is_refused_is_told_why_at_once(place: Place, settings: dict[str, st
 
 
 def test_no_secret_is_in_reprs_logs_and_errors(place: Place, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """Every public object, every logger at DEBUG, the store's S3 client as well, and every error with its causes."""
+    """No secret is in any public object, logger at DEBUG, the store's S3 client, or error with its causes."""
     caplog.set_level(logging.DEBUG)
     place.broker.grant("writer", writing(_LOG))
     place.broker.grant("materializer", ROLLING_UP)
@@ -283,7 +288,7 @@ def test_no_secret_is_in_reprs_logs_and_errors(place: Place, tmp_path: Path, cap
 
 
 def test_tls_where_the_broker_speaks_none(place: Place) -> None:
-    """The reverse: a client that encrypts, at the plain listener."""
+    """A client that encrypts at a plain listener gets an error of its own."""
     kafka = place.broker.client("reader", bootstrap_servers=place.broker.plain)
     with pytest.raises(ConfigError, match=r"SSL|TLS"):
         Log.open(_LOG, where_at(kafka, place.root))
@@ -297,7 +302,7 @@ _IAM = {
 
 
 def test_the_page_lists_the_same_rights_in_awss_words() -> None:
-    """What Kafka includes in another right IAM wants by name; and who writes needs one on the cluster, too."""
+    """The page lists the same rights in AWS's words: IAM needs implied ones by name, and writers one on the cluster."""
     page = Path("docs/security.md").read_text(encoding="utf-8")
     page = page.partition("## Rights under IAM on Amazon MSK")[2].partition("\n## ")[0]
     rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in page.splitlines() if line.startswith("|")]
@@ -321,7 +326,7 @@ def test_the_page_lists_the_same_rights_in_awss_words() -> None:
 
 
 def test_the_page_lists_these_rights() -> None:
-    """docs/security.md says what is tested here."""
+    """The tested rights are the ones of docs/security.md."""
     page = Path("docs/security.md").read_text(encoding="utf-8")
     page = page.partition("## What a right is worth")[0]
     rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in page.splitlines() if line.startswith("|")]

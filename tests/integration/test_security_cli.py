@@ -1,8 +1,9 @@
-"""The `statelog` command on a broker with TLS, passwords and ACLs, as processes: who is refused ends at once with 2 and
-the reason, and no secret is in anything that commands print or write.
+"""The `statelog` command on a broker with TLS, passwords and ACLs, as processes.
 
-Secrets come in the documented ways: by the environment, and by a configuration file that is named. What makes the log
-and the daemon are started as a person would; the many others begin as forks that have the program imported.
+A refused command ends at once with 2 and the reason, and no secret is in anything that commands print or write.
+
+Secrets come in the documented ways: by the environment, and by a configuration file that is named. The log's first
+commands and the daemon are started as a person would; the many others begin as forks with the program imported.
 """
 
 import json
@@ -44,12 +45,12 @@ _GIVEN, _USING = "given", ("DELETE", "READ", "WRITE", "DESCRIBE_CONFIGS")
 
 
 def _doctoring(*operations: str) -> list[Right]:
-    """Rights on the topics that a doctor makes."""
+    """Return the rights on the topics that a doctor makes."""
     return [right._replace(is_prefix=True) for right in topic("statelog-doctor-", *operations)]
 
 
 _PATIENCE_MS = "280000"
-"""The request time-out of every command here: one that ends long before it did not run into it."""
+"""The request time-out of every command here: a command that ends long before it did not run into it."""
 _AT_ONCE_S = 150.0
 _ROLES = {
     "maker": [
@@ -66,14 +67,14 @@ _ROLES = {
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where commands run: a broker, a store, and a directory that is theirs for whatever they write."""
+    """A place for commands: a broker, a store, and a directory of their own for all that they write."""
 
     broker: SecureBroker
     s3: FaultyS3
     directory: Path
 
     def settings(self, user: str, **changed: str) -> dict[str, str]:
-        """Variables of a user, secrets too; `changed` are settings of Kafka's client, `_` for `.`."""
+        """Return the variables of a user, secrets too; `changed` are settings of Kafka's client, `_` for `.`."""
         kafka = {**self.broker.client(user, **changed), "socket.timeout.ms": _PATIENCE_MS}
         storage = {**self.s3.options, "secret": f"{CANARY}store"}
         found = {f"STATELOG_KAFKA__{name.upper().replace('.', '_')}": value for name, value in kafka.items()}
@@ -82,7 +83,7 @@ class Place:
         return found
 
     def start(self, settings: Mapping[str, str], *args: object) -> "subprocess.Popen[str]":
-        """A command as a process of its own."""
+        """Start a command as a process of its own; return it."""
         return subprocess.Popen(
             [sys.executable, "-m", "statelog", *map(str, args)],
             env=self._environment(settings),
@@ -93,15 +94,15 @@ class Place:
         )
 
     def begin(self, settings: Mapping[str, str], *args: object) -> Command:
-        """A command in a fork."""
+        """Start a command in a fork; return it."""
         return Command([str(arg) for arg in args], self._environment(settings), self.directory)
 
     def run(self, settings: Mapping[str, str], *args: object) -> Ended:
-        """A command to its end."""
+        """Run a command to its end."""
         return _end(self.begin(settings, *args))
 
     def done(self, user: str, *args: object) -> str:
-        """What a command printed that must succeed."""
+        """Return the output of a command that must succeed."""
         ended = self.run(self.settings(user), *args)
         assert ended.code == 0, ended.printed
         return ended.printed
@@ -120,7 +121,7 @@ class Place:
 
 
 def _end(command: Command) -> Ended:
-    """The end of a command, which must come at once, whatever it met."""
+    """Return the end of a command, which must come at once, after any error."""
     ended = command.end(_AT_ONCE_S)
     assert not canary_in(ended.printed.encode()), ended.printed
     return ended
@@ -128,7 +129,7 @@ def _end(command: Command) -> Ended:
 
 @pytest.fixture(scope="module")
 def place(secure_node: SecureBroker, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
-    """A secured log with a commit, made by commands."""
+    """Yield a secured log with a commit, made by commands."""
     directory = tmp_path_factory.mktemp("secured-commands")
     broker = secure_node.serve({name: f"{CANARY}kafka{name}" for name in _ROLES})
     with faulty_s3() as s3:
@@ -162,7 +163,7 @@ def _rows(directory: Path, count: int) -> Path:
     ids=["wrong password", "unknown authority", "plain client", "plain listener"],
 )
 def test_a_client_that_is_refused_ends_with_2_at_once(place: Place, settings: dict[str, str], reason: str) -> None:
-    """Whatever the command; as text for people, and as JSON for programs."""
+    """A refused client ends any command with 2 at once, as text for people, and as JSON for programs."""
     if "bootstrap_servers" in settings:
         settings = {"bootstrap_servers": place.broker.plain}
     told = place.settings("reader", **settings)
@@ -194,7 +195,9 @@ def test_a_client_that_is_refused_ends_with_2_at_once(place: Place, settings: di
 def test_a_missing_right_ends_a_command_with_2(
     place: Place, user: str, args: tuple[str, ...], missing: str, on: str
 ) -> None:
-    """The operation and the topic by name; a daemon ends as well: it would meet the same in every round."""
+    """A missing right ends a command with 2, the operation and the topic; a daemon, too: every round would
+    repeat it.
+    """
     given = [_rows(place.directory.parent, 4) if arg == "rows" else arg for arg in args]
     ended = place.run(place.settings(user), *given)
     assert ended.code == 2, ended.printed
@@ -207,7 +210,7 @@ def _topics(place: Place) -> set[str]:
 
 
 def _give_topics(place: Place) -> None:
-    """An administrator makes the tenant's topics anew, as a log needs them."""
+    """Re-create the tenant's topics as an administrator, as a log needs them."""
     with closing(ConfluentKafka(client_config({"bootstrap.servers": place.broker.plain}))) as kafka:
         for name, role in ((_GIVEN, TopicRole.DATA), (f"{_GIVEN}.ledger", TopicRole.LEDGER)):
             kafka.delete_topic(name)
@@ -215,7 +218,7 @@ def _give_topics(place: Place) -> None:
 
 
 def test_a_doctor_has_the_rights_that_it_needs(place: Place) -> None:
-    """Those that docs/kafka.md lists are enough, and no topic stays. Without one of them, that one is named."""
+    """The rights of docs/kafka.md suffice for a doctor, which leaves no topic. A missing one is named."""
     before = _topics(place)
     found = json.loads(place.done("doctor", "doctor", "--kafka", "--json").splitlines()[-1])
     assert found["worst"] == "note"
@@ -234,7 +237,7 @@ def test_a_doctor_has_the_rights_that_it_needs(place: Place) -> None:
 
 
 def test_who_may_not_create_topics_is_given_some(place: Place) -> None:
-    """A doctor says so, and takes those that are named; then a log is made on such topics, too."""
+    """A doctor says that a principal may not create topics, and uses named ones; a log is made on such topics, too."""
     ended = place.run(place.settings("tenant"), "doctor", "--kafka")
     assert ended.code == 2, ended.printed
     assert "takes CREATE" in ended.printed
@@ -250,8 +253,10 @@ def test_who_may_not_create_topics_is_given_some(place: Place) -> None:
 
 
 def test_no_secret_is_in_what_commands_print_or_write(place: Place) -> None:
-    """A log's whole life, a daemon's too, with secrets of the environment and of a named file; then a store that
-    refuses, that is not there, and settings that are wrong. `run` looks through what is printed.
+    """No secret is in the output or files of a log's whole life, a daemon's too, nor of failing commands.
+
+    The secrets come from the environment and a named file; the store refuses or is missing, and settings are wrong.
+    `run` searches the output.
     """
     file = place.directory.parent / "named.toml"
     kafka = "".join(f"{name} = {json.dumps(value)}\n" for name, value in place.broker.client("reader").items())
@@ -286,7 +291,7 @@ def test_no_secret_is_in_what_commands_print_or_write(place: Place) -> None:
 
 
 def _read_secrets_of_files(place: Place) -> None:
-    """As an orchestrator mounts them, with a line end behind; then without them, and with a wrong one."""
+    """Read secrets of files as an orchestrator mounts them, with a line end; then with none, and with a wrong one."""
     settings = place.settings("reader")
     for name in ("STATELOG_KAFKA__SASL_PASSWORD", "STATELOG_STORAGE__SECRET"):
         mounted = place.directory.parent / f"mounted-{name.lower()}"
@@ -305,7 +310,7 @@ def _read_secrets_of_files(place: Place) -> None:
 
 
 def _roll_up_as_a_daemon(place: Place) -> None:
-    """A daemon that runs a round, fails at others by the store, and ends; what it says is kept with the files."""
+    """Run a daemon that completes a round, fails at others by the store, and ends; its output is a file, too."""
     place.done("writer", "append", _LOG, _rows(place.directory, 6))
     args = ("materialize", _LOG, "--now", "--interval", "0.1s", "--jitter", 0, "--json")
     with (

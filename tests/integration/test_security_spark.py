@@ -1,5 +1,7 @@
-"""Spark on a broker that grants nothing by itself: the rights of docs/security.md suffice, what is missing or wrong is
-told by name and at once through Spark's own exceptions, and no secret is in anything that Spark shows or writes.
+"""Spark on a broker that grants nothing by itself: the rights of docs/security.md suffice.
+
+Missing rights and wrong settings are named at once through Spark's own exceptions, and no secret is in anything that
+Spark shows or writes.
 
 One Spark program does it all, because a session takes long to start (`tests/support/spark/secrets.py`).
 """
@@ -31,7 +33,7 @@ _LOG, _ROOT = "by-spark", "s3://bucket/logs"
 _LEDGER = f"{_LOG}.ledger"
 _ROBOT = "robot"
 _BY_TOKEN = 3
-"""So many steps are done by tokens: a driver alone would ask once for each."""
+"""The number of steps with tokens: a driver alone would ask once for each."""
 _LACKS: dict[str, tuple[str, list[Right], Right]] = {
     "lacks-read": ("read", reading(_LOG), topic(_LOG, "READ")[0]),
     "lacks-ledger-read": ("read", reading(_LOG), topic(_LEDGER, "READ")[0]),
@@ -39,14 +41,14 @@ _LACKS: dict[str, tuple[str, list[Right], Right]] = {
     "lacks-write": ("write", writing(_LOG), topic(_LOG, "WRITE")[0]),
     "lacks-ledger-write": ("sink", writing(_LOG), topic(_LEDGER, "WRITE")[0]),
 }
-"""Users who lack one right of a role, and what they try to do."""
+"""Users without one right of a role, and the action that they try."""
 _PATIENCE_S = 280
-"""The request time-out of every client here: whoever is refused after less was not left to run into it."""
+"""The request time-out of every client here: a refusal before it did not run into it."""
 _AT_ONCE_S = 200.0
 
 
 class Ran(NamedTuple):
-    """What became of the program: its steps, the directory that holds all that it left, and the log's state."""
+    """The program's results: its steps, the directory that holds all that it left, and the log's state."""
 
     met: Mapping[str, Met]
     directory: Path
@@ -55,7 +57,7 @@ class Ran(NamedTuple):
 
 @pytest.fixture(scope="module")
 def ran(secure_node: SecureBroker, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ran]:
-    """The program, run once, with an S3 store and a log of this module's own."""
+    """Yield the program, run once, with an S3 store and a log of this module's own."""
     directory = tmp_path_factory.mktemp("secured-spark")
     program = directory / "program"
     users = {name: f"{CANARY}kafka{name}" for name in ("reader", "writer", *_LACKS)}
@@ -82,7 +84,7 @@ def ran(secure_node: SecureBroker, tmp_path_factory: pytest.TempPathFactory) -> 
 
 
 def _steps(broker: SecureBroker, storage: Mapping[str, object]) -> list[Step]:
-    """What the program does: all that the rights are for, an error of a task, and all that is refused."""
+    """Return the program's steps: the use of every right, an error of a task, and all refusals."""
 
     def options(user: str, writer: str = "", **settings: str) -> dict[str, str]:
         kafka = broker.client(user, socket_timeout_ms=str(_PATIENCE_S * 1000), **settings)
@@ -106,7 +108,7 @@ def _steps(broker: SecureBroker, storage: Mapping[str, object]) -> list[Step]:
 
 
 def _token_steps(broker: SecureBroker, storage: Mapping[str, object], token: str) -> list[Step]:
-    """What is done by who logs in by tokens: the function's name is all that goes to the executors."""
+    """Return the steps with a login by tokens: only the function's name goes to the executors."""
     where = Where(broker.token_client(), _ROOT, storage_options=storage, allow_unsafe=UNSAFE, kafka_token=token)
     options = address_options(_LOG, where)
     writes = {"takeOver": "true", **options}
@@ -119,7 +121,7 @@ def _token_steps(broker: SecureBroker, storage: Mapping[str, object], token: str
 
 
 def _run(directory: Path, steps: list[Step]) -> dict[str, Met]:
-    """Run the program; all that it and its workers say, every logger at DEBUG, is kept below `directory`."""
+    """Run the program; all output of it and its workers, every logger at DEBUG, is a file below `directory`."""
     logs, temporary = directory / "logs", directory / "tmp"
     for one in (logs, temporary):
         one.mkdir(parents=True)
@@ -148,7 +150,7 @@ def _run(directory: Path, steps: list[Step]) -> dict[str, Met]:
 
 
 def test_the_rights_of_the_page_are_enough_for_spark(ran: Ran) -> None:
-    """A batch write, a streaming sink and `upsert` with the rights of a writer, a read with those of a reader."""
+    """A batch write, a streaming sink and `upsert` need only a writer's rights, a read only a reader's."""
     assert {name: ran.met[name].error for name in ("write", "sink", "upsert", "read")} == dict.fromkeys(
         ("write", "sink", "upsert", "read"), ""
     )
@@ -156,7 +158,7 @@ def test_the_rights_of_the_page_are_enough_for_spark(ran: Ran) -> None:
 
 
 def test_tasks_log_in_by_tokens(ran: Ran) -> None:
-    """Each process asks the function that is named to it; one that it does not find is told by its name."""
+    """Each process calls the token function by its name; a missing function is named in the error."""
     names = ("write by token", "upsert by token", "read by token")
     assert {name: ran.met[name].error for name in names} == dict.fromkeys(names, "")
     assert f"no_{_ROBOT}" in _told(ran.met["read by no token"])
@@ -164,7 +166,7 @@ def test_tasks_log_in_by_tokens(ran: Ran) -> None:
 
 @pytest.mark.parametrize("user", _LACKS)
 def test_a_right_that_is_missing_is_told_through_sparks_exception(ran: Ran, user: str) -> None:
-    """By our error's name, the operation and the topic, before anything is written, and at once."""
+    """A missing right is reported at once by our error's name, the operation and the topic, before any write."""
     _, _, missing = _LACKS[user]
     told = _told(ran.met[user])
     assert missing.operation.name in told
@@ -180,12 +182,12 @@ def test_a_right_that_is_missing_is_told_through_sparks_exception(ran: Ran, user
     ],
 )
 def test_who_is_refused_is_told_why_through_sparks_exception(ran: Ran, step: str, reason: str) -> None:
-    """Not "Kafka does not answer", and not after the request time-out."""
+    """A refused client gets the reason, not "Kafka does not answer", and not after the request time-out."""
     assert reason in _told(ran.met[step])
 
 
 def _told(met: Met) -> str:
-    """The line of our error, which must have come at once."""
+    """Return the line of our error, which must have come at once."""
     assert met.seconds < _AT_ONCE_S
     lines = [line for line in met.error.splitlines() if "[statelog.ConfigError]" in line]
     assert lines, met.error
@@ -193,8 +195,9 @@ def _told(met: Met) -> str:
 
 
 def test_no_secret_is_in_anything_that_spark_shows_or_writes(ran: Ran) -> None:
-    """Plans, progress, event log, checkpoints, logs of driver and workers, errors, temporary files, the store, the
-    broker's log, the processes' arguments.
+    """No secret is in plans, progress, event log, checkpoints, logs, errors, temporary files or processes' arguments.
+
+    The logs are the driver's, the workers' and the broker's; the store is searched, too.
     """
     assert "InvalidChange" in ran.met["misfits"].error
     for part in ("events", "checkpoints", "logs", "local-before-the-end"):

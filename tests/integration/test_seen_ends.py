@@ -1,4 +1,4 @@
-"""Readers of what this process has seen the end of: they ask nothing first, and what is gone is refused as ever."""
+"""Readers of ends that this process has read: they query nothing first, and missing records are refused as ever."""
 
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -17,7 +17,7 @@ pytestmark = pytest.mark.broker
 
 
 class _Asking(ConfluentKafka):
-    """Counts the questions for offsets. What others see, it does not know."""
+    """A Kafka port that counts the queries for offsets. It does not know what others have read."""
 
     def __init__(self, broker: Broker) -> None:
         super().__init__(
@@ -35,17 +35,17 @@ class _Asking(ConfluentKafka):
 
 @pytest.fixture
 def kafka(broker: Broker, topic_name: str) -> Iterator[_Asking]:
-    """Has written five records."""
+    """Yield a port that has written five records."""
     made = _Asking(broker)
     _make(made, topic_name, 5)
-    made.asked = 0  # To make a topic is to wait for its offsets.
+    made.asked = 0  # Making a topic waits for its offsets.
     yield made
     made.close()
 
 
 @pytest.fixture
 def other(broker: Broker) -> Iterator[_Asking]:
-    """Another process."""
+    """Yield another process's port."""
     made = _Asking(broker)
     yield made
     made.close()
@@ -57,14 +57,14 @@ def _make(kafka: ConfluentKafka, topic: str, records: int) -> None:
 
 
 def test_nothing_is_asked(kafka: _Asking, other: _Asking, topic_name: str) -> None:
-    """Of what was acknowledged here; what another has written is asked for once, and then it was seen."""
+    """Records acknowledged here need no query; another's are queried once, and then they are known."""
     for one, asked in ((kafka, 0), (other, 1), (other, 1)):
         assert [record.value for record in read_all(one, topic_name, {0: OffsetRange(0, 5)})] == numbered(5)
         assert one.asked == asked
 
 
 def test_a_start_that_is_gone(kafka: _Asking, other: _Asking, topic_name: str) -> None:
-    """Another process has truncated it meanwhile."""
+    """A start that another process has truncated meanwhile is refused."""
     other.delete_records(topic_name, {0: 2})
     with pytest.raises(OffsetGone) as raised:
         read_all(kafka, topic_name, {0: OffsetRange(1, 5)})
@@ -72,7 +72,7 @@ def test_a_start_that_is_gone(kafka: _Asking, other: _Asking, topic_name: str) -
 
 
 def test_an_end_that_is_gone(kafka: _Asking, other: _Asking, topic_name: str) -> None:
-    """The topic was made anew, with fewer records: that is told at its end, long before a read would stall."""
+    """The end of a topic that was re-created with fewer records is refused, long before a read would stall."""
     other.delete_topic(topic_name)
     _make(other, topic_name, 3)
     started_s = time.monotonic()
@@ -83,7 +83,7 @@ def test_an_end_that_is_gone(kafka: _Asking, other: _Asking, topic_name: str) ->
 
 
 def test_a_topic_that_is_gone(kafka: _Asking, other: _Asking, topic_name: str) -> None:
-    """It is not found, and that soon."""
+    """A missing topic is NotFound, and soon."""
     other.delete_topic(topic_name)
     started_s = time.monotonic()
     with pytest.raises(NotFound):

@@ -1,4 +1,4 @@
-"""One History of a log for all who have a client in common, as the tables of a worker, on a real broker."""
+"""One History of a log for all clients of a process, as for a worker's tables, on a real broker."""
 
 from collections import Counter
 from collections.abc import Callable
@@ -22,7 +22,7 @@ pytestmark = [pytest.mark.broker, pytest.mark.filterwarnings("ignore::statelog.e
 def test_tables_of_a_worker_follow_the_ledger_once(
     broker: Broker, log_name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each record is folded once for all of them, and one that is closed leaves it to the others."""
+    """Each record is folded once for all tables of a worker, and a closed table leaves the fold to the others."""
     where = Where({"bootstrap.servers": broker.bootstrap}, tmp_path, replication_factor=1, allow_unsafe=UNSAFE)
     Log.create(log_name, where, LogOptions(partitions=4, key_groups=8)).close()
     with one_client(where) as shared:

@@ -1,4 +1,4 @@
-"""The documentation as a site, looked at in a browser: nothing is cut off, search finds, pictures follow the scheme."""
+"""The documentation as a site in a browser: nothing is cut off, search finds pages, pictures follow the scheme."""
 
 import os
 import subprocess
@@ -92,7 +92,7 @@ onload = async () => {
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The site as `make docs` builds it."""
+    """Return the site as `make docs` builds it."""
     if find_spec("mkdocs") is None or find_spec("material") is None:
         pytest.skip("the site cannot be built here: pip install '.[docs]'")
     folder = tmp_path_factory.mktemp("site")
@@ -107,7 +107,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def seen(site: Path) -> dict[str, Any]:
-    """What a browser sees of all pages, by the width of the window. Each page is loaded once."""
+    """Return a browser's view of all pages, by the width of the window. Each page is loaded once."""
     browser = chromium()
     if browser is None:
         pytest.skip(WHERE_TO_HAVE_IT)
@@ -120,8 +120,11 @@ def seen(site: Path) -> dict[str, Any]:
 
 @pytest.mark.parametrize("width", _WIDTHS)
 def test_nothing_is_cut_off(seen: dict[str, Any], width: int) -> None:
-    """On every page, on a laptop and on a phone: no page scrolls sideways, no line of code and no word of a picture is
-    wider than its place; search finds pages; and pictures are drawn otherwise in the dark."""
+    """On every page, on a laptop and on a phone, nothing is cut off.
+
+    No page scrolls sideways, and no line of code and no word of a picture is wider than its place. Search finds pages,
+    and pictures look different in the dark.
+    """
     here = seen[str(width)]
     assert here["found"] == {}
     assert len(set(here["schemes"])) == 2

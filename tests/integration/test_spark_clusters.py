@@ -29,7 +29,7 @@ _EVERY_RUN = ("write batches", "read, joined")
 )
 @pytest.mark.xdist_group("cluster kinds")
 def test_all_programs_are_right(kind: str, programs: tuple[str, ...], broker: Broker, tmp_path: Path) -> None:
-    """In one session, one after the other; each compares what it did with a plain model."""
+    """All programs run in one session, one after the other, and each equals its plain model."""
     errors = tmp_path / "errors"
     with errors.open("wb") as output:
         runner = [sys.executable, "-m", "tests.support.spark.clusters"]
@@ -39,7 +39,7 @@ def test_all_programs_are_right(kind: str, programs: tuple[str, ...], broker: Br
             printed, _ = process.communicate(timeout=_TIMEOUT_S)
         finally:
             with suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)  # Whatever is left of a cluster that was cut short.
+                os.killpg(process.pid, signal.SIGKILL)  # The remains of a cluster that was cut short.
     lines = [json.loads(line) for line in printed.splitlines()]
     assert {line["program"]: line["error"] for line in lines} == dict.fromkeys(programs, ""), errors.read_text()[-3000:]
     assert process.returncode == 0

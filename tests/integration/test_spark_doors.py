@@ -1,4 +1,4 @@
-"""What Spark, and whoever calls it, may leave out, repeat or do from elsewhere: none of it loses a row in silence."""
+"""Omissions, repeats and calls from elsewhere, by Spark and its callers: none of them loses a row silently."""
 
 import threading
 from collections.abc import Callable
@@ -21,12 +21,12 @@ pytestmark = [pytest.mark.spark, pytest.mark.broker]
 
 @pytest.fixture
 def rig(broker: Broker, log_name: str, tmp_path: Path) -> SparkLog:
-    """A small log of this test's own."""
+    """Return a small log of this test's own."""
     return SparkLog.create(log_name, broker.bootstrap, tmp_path)
 
 
 def run(df: DataFrame, function: Callable[[DataFrame, int], None], checkpoint: Path) -> None:
-    """Run the function for each batch of all that is there. Raises what the query ended with."""
+    """Run the function for each batch of the present input. Raises the query's error."""
     start = df.writeStream.foreachBatch(function).option("checkpointLocation", str(checkpoint))
     query = start.trigger(availableNow=True).start()
     try:
@@ -36,12 +36,12 @@ def run(df: DataFrame, function: Callable[[DataFrame, int], None], checkpoint: P
 
 
 def writing(rig: SparkLog, **more: object) -> Upsert:
-    """The function of `upsert` for this log."""
+    """Return the function of `upsert` for this log."""
     return upsert(rig.log.name, rig.where, writer="job", unique_keys=True, **more)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]  # as given
 
 
 def refused(kind: type[StatelogError], pattern: str, call: Callable[[], object]) -> StatelogError:
-    """What the call is refused with."""
+    """Return the error that refuses the call."""
     with pytest.raises(Exception, match=pattern) as caught:
         call()
     error = error_of(caught.value)
@@ -51,8 +51,9 @@ def refused(kind: type[StatelogError], pattern: str, call: Callable[[], object])
 
 
 def test_a_query_that_spark_repeats_or_moves_loses_no_row(spark: SparkSession, rig: SparkLog, tmp_path: Path) -> None:
-    """A batch that Spark plans again with other rows, as from a checkpoint that was restored one batch old, is refused
-    with both counts; and so is the query once its log was made anew, until a person says that nothing is missing.
+    """A batch that Spark plans again with other rows, as from an old checkpoint, is refused with both counts.
+
+    So is the query once its log was re-created, until a person says that nothing is missing.
     """
     write_batches(tmp_path / "input", [[(1, 1)], [(2, 2)]])
     run_sink(spark, rig, tmp_path)
@@ -79,8 +80,9 @@ def test_a_query_that_spark_repeats_or_moves_loses_no_row(spark: SparkSession, r
 
 
 def test_a_batch_without_a_partition_is_a_commit(spark: SparkSession, rig: SparkLog, tmp_path: Path) -> None:
-    """Spark runs a task for it all the same, so that no batch is missing behind it; a batch that the function leaves
-    out is, unless it is declared.
+    """A batch without a partition is a commit: Spark runs a task for it all the same, so no batch is missing behind it.
+
+    A batch that the function leaves out is missing, unless it is declared.
     """
     write_batches(tmp_path / "input", [[(1, 1)], [(2, 2)], [(3, 3)]])
     rows = read_stream(spark, tmp_path / "input").select("key", "n")
@@ -118,8 +120,9 @@ def test_a_batch_without_a_partition_is_a_commit(spark: SparkSession, rig: Spark
 def test_a_query_that_died_in_its_first_batch_is_followed_by_its_mended_self(
     spark: SparkSession, rig: SparkLog, tmp_path: Path
 ) -> None:
-    """By the same writer on a new checkpoint, at once, by sink and by `upsert`; if a task of the dead one got through,
-    by any other writer, too.
+    """A query that died in its first batch is followed at once by its repaired self on a new checkpoint.
+
+    It has the same writer, by sink and by `upsert`. If a task of the dead one succeeded, any other writer follows, too.
     """
     write_batches(tmp_path / "input", [[(1, 1)]])
     good = read_stream(spark, tmp_path / "input").select("key", "n")
@@ -134,9 +137,10 @@ def test_a_query_that_died_in_its_first_batch_is_followed_by_its_mended_self(
 
 
 def test_any_thread_of_the_driver_writes(spark: SparkSession, rig: SparkLog, tmp_path: Path) -> None:
-    """A new thread has no active session, in which Spark looks for data sources to write to: `register` sets it, and
-    `upsert` by itself. Which query it writes for `upsert` knows if it was made in that; else it refuses before anything
-    is opened.
+    """Any thread of the driver writes, though a new one has no active session, where Spark looks for data sources.
+
+    `register` sets it, and `upsert` by itself. `upsert` knows its query if it was made in that session; else it refuses
+    before anything is opened.
     """
     failures: list[BaseException] = []
 
@@ -181,7 +185,7 @@ def test_any_thread_of_the_driver_writes(spark: SparkSession, rig: SparkLog, tmp
 
 
 def test_sql_inserts(spark: SparkSession, rig: SparkLog) -> None:
-    """Into a table without options, by INSERT INTO ... WITH (...): exactly once with a checkpoint id."""
+    """SQL inserts into a table without options, by INSERT INTO ... WITH (...): exactly once with a checkpoint id."""
     options = ", ".join(f"`{name}` = '{text}'" for name, text in rig.options.items())
     spark.sql("CREATE TABLE sql_inserts (key bigint, n bigint) USING statelog")
 
@@ -201,7 +205,7 @@ def test_sql_inserts(spark: SparkSession, rig: SparkLog) -> None:
 
 
 def test_changes_since_a_time_that_is_to_come_are_refused(spark: SparkSession, rig: SparkLog) -> None:
-    """As a stream refuses them: microseconds for milliseconds would read as "nothing has changed"."""
+    """Changes since a future time are refused, as by a stream: microseconds would read as "nothing has changed"."""
     given = {**rig.options, "read": "changes", "startingTime": "2999-01-01T00:00:00Z"}
     refused(ConfigError, "in the future", lambda: spark.read.format("statelog").options(**given).load())
     words = {**rig.options, "startingOffsets": "earliest"}

@@ -1,4 +1,4 @@
-"""Spark as the materializer's engine: rows equal to the local engine's, typed errors, and orphans that go."""
+"""Spark as the materializer's engine: rows equal to the local engine's, typed errors, and orphans that are deleted."""
 
 import pickle
 import random
@@ -37,7 +37,7 @@ def _work(rig: SparkLog, scratch: Path, go_on: Callable[[], None] = lambda: None
 def test_rows_equal_those_of_the_local_engine(
     spark: SparkSession, broker: Broker, log_name: str, tmp_path: Path
 ) -> None:
-    """A random history, rolled up by both: the same snapshots after every round, in runs of many key-group ranges."""
+    """A random history, rolled up by both, has the same snapshots after every round, in runs of many ranges."""
     pair = EnginePair(log_name, broker.bootstrap, tmp_path)
     remote, rng = pair.remote, pair.rng
     ranges: set[tuple[int, int]] = set()
@@ -66,12 +66,12 @@ def test_rows_equal_those_of_the_local_engine(
 
 
 def test_repeated_tasks_and_errors(spark: SparkSession, broker: Broker, log_name: str, tmp_path: Path) -> None:
-    """Tasks that run twice leave orphans, which go; a missing run and a failing job come as what they are."""
+    """Tasks that run twice leave orphans, which are deleted; a missing run and a failing job keep their errors."""
     rig, rng = SparkLog.create(log_name, broker.bootstrap, tmp_path), random.Random(1)
     seen: list[TaskWork] = []
 
     class Speculating(SparkEngine):
-        """As Spark does when a task is slow: every task is done once more, by another attempt."""
+        """A session that repeats every task in another attempt, as Spark does when a task is slow."""
 
         def do(self, work: TaskWork) -> dict[int, TaskDone]:
             seen.append(work)
@@ -117,8 +117,9 @@ def test_repeated_tasks_and_errors(spark: SparkSession, broker: Broker, log_name
 def test_a_killed_worker_is_a_failed_round_at_worst(
     spark: SparkSession, broker: Broker, log_name: str, tmp_path: Path
 ) -> None:
-    """A session that repeats no task, and a worker killed when its runs are there: no snapshot, and its runs go with
-    the round, though it told of none; then the right one.
+    """A worker killed when its runs are uploaded fails the round at worst, in a session that repeats no task.
+
+    There is no snapshot, and its runs are deleted with the round, though it reported none. The next round is right.
     """
     pair = EnginePair(log_name, broker.bootstrap, tmp_path)
     maker = partial(SparkEngine, spark=spark, where=log_address(pair.remote.options), most_tasks=2, task_bytes=1)
@@ -140,8 +141,9 @@ def test_a_killed_worker_is_a_failed_round_at_worst(
 
 
 def test_a_state_as_parquet_by_key_group(spark: SparkSession, broker: Broker, log_name: str, tmp_path: Path) -> None:
-    """Written by tasks that each have their key groups, from runs and a tail, while the log goes on: each worker's
-    share of the files is what it would recover at the position of the load.
+    """Tasks with key groups of their own write a state from runs and a tail, while the log goes on.
+
+    Each worker's share of the files is what it would recover at the position of the load.
     """
     rig, rng, path = SparkLog.create(log_name, broker.bootstrap, tmp_path), random.Random(3), tmp_path / "state"
     for _ in range(2):

@@ -1,4 +1,4 @@
-"""The examples in docstrings of the Spark room run in a Spark session, and its names have one."""
+"""The examples in docstrings of the Spark room run in a Spark session, and each of its names has one."""
 
 import doctest
 from collections.abc import Iterator, Mapping
@@ -20,14 +20,14 @@ _SPARK = SOURCE / "spark"
 
 
 def examples(*, spark: bool) -> list[doctest.DocTest]:
-    """The examples of the room that needs Spark, or those of all others."""
+    """Return the examples of the room that needs Spark, or those of all others."""
     finder = doctest.DocTestFinder(exclude_empty=True)
     found = [test for name in _modules(spark) for test in finder.find(import_module(name), name)]
     return [test for test in found if test.examples]
 
 
 def run_example(example: doctest.DocTest, names: Mapping[str, Any]) -> None:
-    """Run it on these names. AssertionError shows what it said instead."""
+    """Run it on these names. AssertionError shows the actual output."""
     said: list[str] = []
     example.globs = dict(names)
     result = doctest.DocTestRunner(verbose=False).run(example, out=said.append, clear_globs=False)
@@ -48,7 +48,7 @@ pytestmark = [pytest.mark.spark, pytest.mark.broker]
 def test_an_example_does_what_it_says(
     spark: SparkSession, broker: Broker, log_name: str, tmp_path: Path, example: doctest.DocTest
 ) -> None:
-    """With a session, a log of four partitions and two keys, where it is, and streaming counts at hand."""
+    """An example does as it says, with a session, a log of four partitions and two keys, its place, and a stream."""
     events = spark.readStream.format("rate").load()
     counts = events.selectExpr("CAST(CAST(value AS STRING) AS BINARY) AS key", "X'31' AS value")
     where = where_at(broker.bootstrap, tmp_path)
@@ -62,7 +62,7 @@ def test_an_example_does_what_it_says(
 
 
 def test_every_function_has_an_example() -> None:
-    """In its docstring, where `help` shows it."""
+    """Every function has an example in its docstring, where `help` shows it."""
     shown = {test.name.rpartition(".")[2] for test in examples(spark=True)}
     functions = {name for name in statelog.spark.__all__ if name.islower()}
     assert functions <= shown

@@ -1,4 +1,4 @@
-"""A log that was deleted and made anew, as workers see it that opened the old one: nothing they know of that counts."""
+"""A log that was deleted and re-created, seen by workers that opened the old one: no old knowledge counts."""
 
 import pickle
 from pathlib import Path
@@ -26,8 +26,9 @@ _OPTIONS = {"state": {}, "stream": {"startingPosition": "earliest"}, "commits": 
 def test_a_worker_that_knows_the_old_log_reads_all_of_the_new_one(
     broker: Broker, log_name: str, tmp_path: Path, kind: str
 ) -> None:
-    """Another worker has planned, on a log of more key groups. This one, which has opened the old log and nothing
-    since, plans the scan of all of its key groups, carries out the parts of its stream, and counts all of its changes.
+    """A worker that opened the old log plans, streams and counts all of the new one's key groups and changes.
+
+    Another worker has planned, on a log of more key groups; this one has opened nothing since.
     """
     rig = SparkLog.create(log_name, broker.bootstrap, tmp_path)
     rig.log.close()
@@ -64,7 +65,7 @@ def test_a_worker_that_knows_the_old_log_reads_all_of_the_new_one(
 
 
 def test_a_task_of_the_old_log_reads_nothing_of_the_new_one(broker: Broker, log_name: str, tmp_path: Path) -> None:
-    """A worker that has opened neither of them carries out what was planned on the old one, whose snapshot is gone."""
+    """A task of the old log, whose snapshot is deleted, reads nothing of the new one, where neither was opened."""
 
     def made(number: int) -> SparkLog:
         rig = SparkLog.create(log_name, broker.bootstrap, tmp_path)
@@ -89,7 +90,7 @@ def test_a_task_of_the_old_log_reads_nothing_of_the_new_one(broker: Broker, log_
 
 
 def test_a_stream_has_the_columns_of_the_new_log(broker: Broker, log_name: str, tmp_path: Path) -> None:
-    """Also if this worker knows those of the old one."""
+    """A stream has the columns of the new log, also in a worker that knows the old one's."""
     rig = SparkLog.create(log_name, broker.bootstrap, tmp_path)
     rig.log.close()
     cached_log(log_address(rig.options)).value_schemas.newest()

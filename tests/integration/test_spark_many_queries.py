@@ -23,7 +23,7 @@ BATCHES: list[list[Change]] = [[(key, number) for key in range(64)] for number i
 def test_twenty_queries_of_a_session_open_once_each(
     spark: SparkSession, broker: Broker, log_name: str, tmp_path: Path
 ) -> None:
-    """Ten logs, two queries on each with a share of their own, whichever workers plan and commit their batches."""
+    """Twenty queries of a session, two for each of ten logs with a share each, open once each, by any workers."""
     write_batches(tmp_path / "input", BATCHES)
     rigs = [SparkLog.create(f"{log_name}-{one}", broker.bootstrap, tmp_path / str(one)) for one in range(QUERIES // 2)]
     queries: list[StreamingQuery] = []
@@ -46,27 +46,27 @@ def test_twenty_queries_of_a_session_open_once_each(
 
 
 class Summing(StatefulProcessor):
-    """The sum of `n` for every key."""
+    """A processor that sums `n` for every key."""
 
     def init(self, handle: StatefulProcessorHandle) -> None:
-        """One number for each key."""
+        """Create one number for each key."""
         self._sum: Any = handle.getValueState("sum", "total long")
 
     def handleInputRows(self, key: Any, rows: Iterator[Any], timerValues: TimerValues) -> Iterator[Any]:  # noqa: N802, N803  # Spark's names
-        """Add the batch's rows to what is known, and tell the new sum."""
+        """Add the batch's rows to the known sum, and emit the new one."""
         known = self._sum.get()
         total = (known[0] if known else 0) + sum(row["n"] for row in rows)
         self._sum.update((total,))
         yield Row(key=key[0], n=total)
 
     def close(self) -> None:
-        """Nothing to release."""
+        """Release nothing."""
 
 
 def test_what_transform_with_state_emits_is_in_the_log(
     spark: SparkSession, broker: Broker, log_name: str, tmp_path: Path
 ) -> None:
-    """State that Spark keeps for a processor of the user's, put to the log in append mode, batch by batch."""
+    """The state of a user's processor in Spark is put to the log in append mode, batch by batch."""
     rig = SparkLog.create(log_name, broker.bootstrap, tmp_path)
     write_batches(tmp_path / "input", BATCHES)
     spark.conf.set(

@@ -1,4 +1,4 @@
-"""Metrics of a Spark job on a real broker: a scrape of the driver shows what Spark's own Python processes do."""
+"""Metrics of a Spark job on a real broker: a scrape of the driver shows the work of Spark's own Python processes."""
 
 import json
 import os
@@ -25,7 +25,7 @@ _ROWS = 2 * sum(map(len, BATCHES))
 
 
 class Scraped(NamedTuple):
-    """What a scrape of the driver showed behind a job: the job's log, the samples, and the job's directory."""
+    """The result of a driver's scrape after a job: the job's log, the samples, and the job's directory."""
 
     log: str
     samples: Samples
@@ -34,7 +34,7 @@ class Scraped(NamedTuple):
 
 @pytest.fixture(scope="module")
 def scraped(broker: Broker, tmp_path_factory: pytest.TempPathFactory) -> list[Scraped]:
-    """Behind one job whose processes have one directory, and one whose executors have another."""
+    """Return the scrapes after one job whose processes share a directory, and one whose executors have another."""
     directory = tmp_path_factory.mktemp("metrics")
     jobs = [directory / f"{how}-{uuid.uuid4().hex[:12]}" for how in ("together", "apart")]
     for made in (directory / "counted", *jobs, jobs[1] / "executors"):
@@ -54,7 +54,7 @@ def _sum(samples: Samples, name: str, **labels: Any) -> float:
 
 
 def test_the_driver_shows_what_workers_do(scraped: list[Scraped]) -> None:
-    """With one directory for all of them: commits and their changes, opens, and requests of planning, tasks, reads."""
+    """The driver shows with one shared directory: commits and their changes, opens, and all requests of workers."""
     log_name, samples, _ = scraped[0]
     assert _sum(samples, "statelog_commit_changes_total", log=log_name) == _ROWS
     assert _sum(samples, "statelog_commit_seconds_count", log=log_name) == 2 * len(BATCHES)
@@ -66,7 +66,7 @@ def test_the_driver_shows_what_workers_do(scraped: list[Scraped]) -> None:
 
 
 def test_executors_on_other_machines_count_there(scraped: list[Scraped]) -> None:
-    """Commits, and how much they made visible, are whole on the driver all the same; what tasks ask is not there."""
+    """Commits and their changes are whole on the driver; the tasks' requests are counted on their own machines."""
     log_name, samples, directory = scraped[1]
     assert _sum(samples, "statelog_commit_changes_total", log=log_name) == _ROWS
     assert _sum(samples, "statelog_commit_seconds_count", log=log_name) == 2 * len(BATCHES)
@@ -78,7 +78,7 @@ def test_executors_on_other_machines_count_there(scraped: list[Scraped]) -> None
 
 
 def test_alone_a_driver_sees_no_worker(spark: SparkSession, broker: Broker, log_name: str, tmp_path: Path) -> None:
-    """Without that directory the driver shows its own process alone, in which Spark's sink and source do nothing."""
+    """Without that directory the driver shows its own process alone, where Spark's sink and source do nothing."""
     registry = CollectorRegistry()
     end = export_metrics(registry)
     try:

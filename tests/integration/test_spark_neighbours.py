@@ -1,4 +1,4 @@
-"""Spark's own Kafka connector beside statelog: as a source before our sink, and as a reader of a log's topic."""
+"""Spark's own Kafka connector with statelog: as a source before our sink, and as a reader of a log's topic."""
 
 import json
 from pathlib import Path
@@ -22,7 +22,7 @@ pytestmark = [pytest.mark.spark, pytest.mark.broker, pytest.mark.soak, pytest.ma
 
 @pytest.fixture(scope="module")
 def jars() -> list[str]:
-    """The connector's jars; without them there is nothing to test, and the run says so."""
+    """Return the connector's jars, or skip the test with a reason."""
     try:
         return [str(path) for path in connector_jars()]
     except Unavailable as error:
@@ -30,16 +30,17 @@ def jars() -> list[str]:
 
 
 def run(given: dict[str, Any]) -> str:
-    """What the program prints."""
+    """Return the program's output."""
     return output(neighbour.main, json.dumps(given), timeout_s=400)
 
 
 def test_the_kafka_source_and_our_sink_in_one_job(
     broker: Broker, log_name: str, topic_name: str, tmp_path: Path, jars: list[str]
 ) -> None:
-    """Records with keys that come again, and null values that delete, are the log's state after a stream of several
-    batches. Then Spark's Kafka source reads the log's own topic, over the ranges that the ledger lists, and our
-    decoding of chunks leaves the same state, void chunks left out.
+    """Records with repeated keys, and null values that delete, are the log's state after a stream of several batches.
+
+    Then Spark's Kafka source reads the log's own topic, over the ranges that the ledger lists. Our decoding of chunks
+    leaves the same state, without void chunks.
     """
     rig = SparkLog.create(log_name, broker.bootstrap, tmp_path, key_type="bytes", value_schema=None)
     model: dict[bytes, bytes] = {}

@@ -1,6 +1,6 @@
 """The planning and the commit process of the Spark sinks without Spark: runs, siblings, strangers, stale caches.
 
-Spark may plan or commit with another worker than the last time. What the other one did is done here by hand.
+Spark may plan or commit with another worker than the last time. The test does the other one's work by hand.
 """
 
 import pickle
@@ -48,7 +48,7 @@ pytestmark = pytest.mark.broker
 
 @pytest.fixture
 def rig(broker: Broker, log_name: str, tmp_path: Path) -> Iterator[SparkLog]:
-    """A small log of this test's own; what the processes cached for it goes with the test."""
+    """Yield a small log of this test's own; the processes' caches of it end with the test."""
     made = SparkLog.create(log_name, broker.bootstrap, tmp_path)
     with made.log:
         yield made
@@ -57,7 +57,7 @@ def rig(broker: Broker, log_name: str, tmp_path: Path) -> Iterator[SparkLog]:
 
 
 def stream_options(rig: SparkLog, **changed: str) -> WriteOptions:
-    """The options of a stream's writer `job`."""
+    """Return the options of a stream's writer `job`."""
     given = {**rig.options, "writerId": "job", "checkpointLocation": "/checkpoint", **changed}
     return write_options(given, streaming=True)
 
@@ -65,7 +65,7 @@ def stream_options(rig: SparkLog, **changed: str) -> WriteOptions:
 def run_task(
     task: TaskGrant, options: WriteOptions, slot: int, rows: dict[int, int], query: str = "q", run: str | None = "run"
 ) -> TaskResult:
-    """What a task of this run of the query returns for these rows."""
+    """Return the result of a task of this run of the query for these rows."""
     with task_producer(options.where) as producer:
         writer = TaskWriter(producer, task, slot=slot)
         writer.append_batch(pa.table({"key": list(rows), "n": list(rows.values())}))
@@ -74,8 +74,9 @@ def run_task(
 
 
 def test_one_epoch_for_all_batches(rig: SparkLog, caplog: pytest.LogCaptureFixture) -> None:
-    """Planning writes nothing. Batches of one run share the epoch and each continues the one before; a replay is seen
-    in another process too.
+    """Batches of one run share the epoch and each continues the one before; planning writes nothing.
+
+    Another process recognizes a replay, too.
     """
     options = stream_options(rig)
     begun = rig.ledger_end()
@@ -93,8 +94,10 @@ def test_one_epoch_for_all_batches(rig: SparkLog, caplog: pytest.LogCaptureFixtu
 
 
 def test_of_two_jobs_that_start_at_once_one_is_refused(rig: SparkLog) -> None:
-    """The other job opens and commits between our look at the ledger and our Open: we fence nobody and hear whose it
-    is. A writer that is no job of Spark's is taken over from, as at any other moment.
+    """Of two jobs that start at once one is refused, and names the other's, without fencing it.
+
+    The other job opens and commits between our check of the ledger and our Open. A writer outside of Spark is taken
+    over from, as at any other moment.
     """
     ours, other = stream_options(rig), stream_options(rig, writerId="other")
     theirs = run_task(plan_batch(other), other, 0, {1: 1}, "p")
@@ -117,7 +120,7 @@ def test_of_two_jobs_that_start_at_once_one_is_refused(rig: SparkLog) -> None:
 
 
 def in_a_worker(do: Callable[[], object], path: Path) -> Any:
-    """What a worker returns that the session has just started: it knows nothing."""
+    """Return the result of a worker that the session has just started, without any cache."""
 
     def go() -> None:
         forget()
@@ -128,7 +131,7 @@ def in_a_worker(do: Callable[[], object], path: Path) -> Any:
 
 
 def test_all_workers_of_a_session_use_one_epoch(rig: SparkLog, tmp_path: Path) -> None:
-    """Whichever worker plans a batch, or commits it, it goes on with the epoch of its siblings."""
+    """Any worker that plans or commits a batch goes on with the epoch of its siblings."""
     options = stream_options(rig)
     for batch in range(4):
         task: TaskGrant = in_a_worker(lambda: plan_batch(options), tmp_path / "task")
@@ -141,7 +144,7 @@ def test_all_workers_of_a_session_use_one_epoch(rig: SparkLog, tmp_path: Path) -
 
 
 def forget() -> None:
-    """As after the workers were ended, because they were idle for a minute."""
+    """Forget all, as after the end of workers that were idle for a minute."""
     sink._committers.clear()  # pyright: ignore[reportPrivateUsage] # as above
 
 
@@ -150,7 +153,7 @@ def forget() -> None:
 def test_a_run_that_was_taken_over_takes_nothing_back(
     rig: SparkLog, stranger: str, commits: bool, forgets: bool
 ) -> None:
-    """The query ends, whichever worker commits, and whatever that remembers; started again, it goes on."""
+    """A query that was taken over ends, whichever worker commits with any cache; started again, it goes on."""
     options = stream_options(rig)
     assert commit_batch(options, [run_task(plan_batch(options), options, 0, {1: 1})], 0)
     result = run_task(plan_batch(options), options, 1, {2: 2})
@@ -168,8 +171,9 @@ def test_a_run_that_was_taken_over_takes_nothing_back(
 
 
 def test_who_comes_second_fences_nobody(rig: SparkLog, caplog: pytest.LogCaptureFixture) -> None:
-    """Another query with the writer's name, one with a name of its own, and a plain write are refused before an Open;
-    the query that they met goes on, and only takeOver ends it.
+    """A second query with the writer's name or one of its own, and a plain write, are refused before an Open.
+
+    The first query goes on, and only takeOver ends it.
     """
     first = stream_options(rig)
     assert commit_batch(first, [run_task(plan_batch(first), first, 0, {1: 1}, "qa")], 0)
@@ -196,15 +200,16 @@ def test_who_comes_second_fences_nobody(rig: SparkLog, caplog: pytest.LogCapture
 
 
 def keys_of(rig: SparkLog, partitions: range) -> list[int]:
-    """Some keys in these partitions."""
+    """Return some keys in these partitions."""
     descriptor = rig.log.descriptor
     kind, groups, count = descriptor.key_type, descriptor.key_groups, descriptor.partitions
     return [key for key in range(200) if partition_of(key_group_of(key, kind, groups), count, groups) in partitions]
 
 
 def test_jobs_share_a_log_by_partitions(rig: SparkLog) -> None:
-    """Two queries and a plain write with partitions of their own never meet; one that overlaps another's is refused
-    before an Open, and told whose; a row outside of its share commits nothing.
+    """Two queries and a plain write with partitions of their own never conflict.
+
+    One that overlaps another's is refused before an Open, with its owner; a row outside of its share commits nothing.
     """
     one = stream_options(rig, writerId="one", partitions="0/2")
     two = stream_options(rig, writerId="two", partitions="2")
@@ -236,9 +241,7 @@ def test_jobs_share_a_log_by_partitions(rig: SparkLog) -> None:
 
 
 def test_the_same_query_takes_over_at_once(rig: SparkLog) -> None:
-    """Started again, a query waits for nobody, before its first commit and after; the run that it left does not take
-    it back.
-    """
+    """A restarted query waits for nobody, before its first commit and after; its old run does not take it back."""
     options = stream_options(rig)
     plan_batch(options)
     for batch in range(2):
@@ -266,8 +269,9 @@ def test_a_job_that_is_done_or_dead_stands_in_nobodys_way(rig: SparkLog) -> None
 
 
 def test_plain_writes_beside_each_other_are_committed_in_their_order(rig: SparkLog) -> None:
-    """Nothing of one is in the ledger before its commit. If the rows of one lie below what the other has committed, it
-    is refused, and says that it is to be run again.
+    """Concurrent plain writes are committed in their order: no record of one is in the ledger before its commit.
+
+    A write whose rows lie below another's commit is refused, and says that it is to be run again.
     """
     load = write_options({**rig.options, "writerId": "load"}, streaming=False)
     other = replace(load, writer="other", checkpoint_id=7)
@@ -299,8 +303,9 @@ def test_a_plain_batch_write_opens_anew_after_a_stranger(rig: SparkLog) -> None:
 
 
 def test_a_log_that_was_made_anew_is_opened_again(rig: SparkLog) -> None:
-    """Deleted and created under its name while the session's workers live on: the next read, write and commit are of
-    the new log, without an error, and a DataFrame of the old one says that it is one.
+    """A log that was deleted and re-created while workers run is opened again by the next read, write and commit.
+
+    They raise no error, and a DataFrame of the old log says that it is one.
     """
     load = write_options({**rig.options, "writerId": "load"}, streaming=False)
 
@@ -328,7 +333,7 @@ def test_a_log_that_was_made_anew_is_opened_again(rig: SparkLog) -> None:
 
 
 def test_a_commit_by_a_sibling_is_noticed(rig: SparkLog, tmp_path: Path) -> None:
-    """A cached committer that missed a commit of the same epoch reads the ledger before it commits the next one."""
+    """A cached committer that missed a commit of the same epoch reads the ledger before its next commit."""
     options = stream_options(rig)
 
     def commit(batch: int) -> bool:
@@ -342,7 +347,7 @@ def test_a_commit_by_a_sibling_is_noticed(rig: SparkLog, tmp_path: Path) -> None
 
 
 def test_refusals_leave_the_ledger_alone(rig: SparkLog) -> None:
-    """Overlapping tasks, a query that nobody names, an older batch are refused; the next good one goes through."""
+    """Overlapping tasks, an unnamed query, and an older batch are refused without a record; the next batch is valid."""
     options = stream_options(rig)
     first = replace(options, take_over_from=NO_QUERY)
     assert commit_batch(first, [run_task(plan_batch(options), options, 0, {1: 1})], 4)

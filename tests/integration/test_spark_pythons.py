@@ -1,4 +1,4 @@
-"""Which Python runs where on a cluster, and how statelog gets there: a standalone master with two workers."""
+"""The Pythons of a cluster, and the way of statelog to them: a standalone master with two workers."""
 
 import json
 import os
@@ -21,7 +21,7 @@ _SITE = Path(pyarrow.__file__).parents[1]
 _SOURCE = Path(__file__).parents[2] / "src"
 _JOB = Path(__file__).parents[1] / "support" / "spark" / "python_job.py"
 _NEEDED = ("confluent_kafka", "dateutil", "fastavro", "fsspec", "numpy", "pandas", "pyarrow", "pytz", "six", "xxhash")
-"""What tasks are made of, beside statelog, and Spark, which a cluster has."""
+"""The packages that tasks need, with statelog; a cluster has Spark."""
 _SETTINGS = {
     "spark.driver.host": "127.0.0.1",
     "spark.driver.bindAddress": "127.0.0.1",
@@ -34,8 +34,10 @@ _SETTINGS = {
 
 @pytest.mark.parametrize("way", ["py-files", "archives"])
 def test_executors_have_a_python_of_their_own(way: str, broker: Broker, log_name: str, tmp_path: Path) -> None:
-    """Registered, `format("statelog")` runs in the executors' Python and never in the driver's, which they lack: with
-    statelog as a file of the job's, beside what it is made of; or in an environment that came as an archive.
+    """`format("statelog")`, once registered, runs in the executors' Python and never in the driver's, which they lack.
+
+    statelog comes as a file of the job's, with its dependencies installed; or in an environment that came as an
+    archive.
     """
     rig = SparkLog.create(log_name, broker.bootstrap, tmp_path)
     home, calls = tmp_path / "home", tmp_path / "calls"
@@ -62,7 +64,7 @@ def test_executors_have_a_python_of_their_own(way: str, broker: Broker, log_name
 
 
 def _submitted(environment: dict[str, str], job: list[str], directory: Path) -> str:
-    """What `spark-submit` printed."""
+    """Return the output of `spark-submit`."""
     settings = [text for name, value in _SETTINGS.items() for text in ("--conf", f"{name}={value}")]
     submit = str(Path(environment["SPARK_HOME"]) / "bin" / "spark-submit")
     with standalone_master(directory, environment) as url:
@@ -74,7 +76,7 @@ def _submitted(environment: dict[str, str], job: list[str], directory: Path) -> 
 
 
 def _make_environment(home: Path, calls: Path) -> None:
-    """A Python without statelog that works wherever it is unpacked, and notes who starts it."""
+    """Make a Python without statelog that works wherever it is unpacked, and records its callers."""
     (home / "site").mkdir(parents=True)
     (home / "bin").mkdir()
     for path in _SITE.iterdir():
@@ -89,7 +91,7 @@ def _make_environment(home: Path, calls: Path) -> None:
 
 
 def _refuse_executors() -> str:
-    """As if there were no such file on the machines of executors."""
+    """Return a script that fails on executors, as if their machines had no such file."""
     return "tr '\\0' ' ' < /proc/$PPID/cmdline | grep -q CoarseGrainedExecutorBackend && exit 127\n"
 
 

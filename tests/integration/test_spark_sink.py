@@ -1,4 +1,4 @@
-"""The streaming and the batch sink on a real broker: what Spark writes is in the log exactly once."""
+"""The streaming and the batch sink on a real broker: Spark's rows are in the log exactly once."""
 
 from pathlib import Path
 
@@ -37,12 +37,12 @@ BATCHES: list[list[Row]] = [
 
 @pytest.fixture
 def rig(broker: Broker, log_name: str, tmp_path: Path) -> SparkLog:
-    """A small log of this test's own."""
+    """Return a small log of this test's own."""
     return SparkLog.create(log_name, broker.bootstrap, tmp_path)
 
 
 def test_every_micro_batch_is_one_commit(spark: SparkSession, rig: SparkLog, tmp_path: Path) -> None:
-    """Three batches are one Open and three Commits; a replayed one and a restart add nothing but what is new."""
+    """Three batches are one Open and three Commits; a replayed one and a restart add only new rows."""
     write_batches(tmp_path / "input", BATCHES)
     begun = rig.ledger_end()
     run_sink(spark, rig, tmp_path)
@@ -64,7 +64,7 @@ def test_every_micro_batch_is_one_commit(spark: SparkSession, rig: SparkLog, tmp
 
 
 def test_two_queries_of_a_session_open_once_each(spark: SparkSession, rig: SparkLog, tmp_path: Path) -> None:
-    """Their batches are planned by whichever worker is idle, and all workers use one epoch for each query."""
+    """Any idle worker plans the batches of two queries, and all workers use one epoch for each query."""
     other = SparkLog.create(f"{rig.log.name}-b", rig.bootstrap, tmp_path / "other")
     batches: list[list[Row]] = [[(key, number) for key in range(5)] for number in range(6)]
     queries: list[StreamingQuery] = []
@@ -87,7 +87,7 @@ def test_two_queries_of_a_session_open_once_each(spark: SparkSession, rig: Spark
 
 
 def test_a_strange_query_is_refused_until_it_takes_over(spark: SparkSession, rig: SparkLog, tmp_path: Path) -> None:
-    """A writer belongs to one query; another is told whose it is, and may take over by naming that query."""
+    """A writer belongs to one query; another gets its owner's name, and may take over by naming that query."""
     one, two = tmp_path / "one", tmp_path / "two"
     write_batches(one / "input", [[(1, 1)], [(2, 2)]])
     run_sink(spark, rig, one)
@@ -121,7 +121,7 @@ def test_tasks_that_share_a_key_group_are_refused(spark: SparkSession, rig: Spar
 
 
 def test_a_query_that_was_taken_over_is_told(spark: SparkSession, rig: SparkLog, tmp_path: Path) -> None:
-    """Between two batches somebody else opens the writer: the query fails with Fenced, and started again it goes on."""
+    """A query fails with Fenced when somebody else opens its writer between two batches; started again it goes on."""
     write_batches(tmp_path / "input", [[(1, 1)]])
     df = scattered(read_stream(spark, tmp_path / "input"))
     options = {**rig.options, "writerId": "job", "uniqueKeys": "true"}
@@ -167,8 +167,10 @@ def test_what_cannot_be_written_is_refused_with_a_hint(spark: SparkSession, rig:
 
 
 def test_columns_are_checked_before_anything_is_opened(spark: SparkSession, rig: SparkLog) -> None:
-    """A type that never fits is refused at planning with the cast; names follow Spark's rule for case; a null value
-    deletes only if it is said; rows of a key are put in sequence, or refused.
+    """Columns are checked before anything is opened: a type that never fits is refused at planning with the cast.
+
+    Names follow Spark's rule for case. A null value deletes only if that is declared. Rows of a key are put in
+    sequence, or refused.
     """
 
     def save(query: str, **given: str) -> None:
@@ -210,8 +212,9 @@ def test_columns_are_checked_before_anything_is_opened(spark: SparkSession, rig:
 
 
 def test_a_one_off_write_beside_a_running_query(spark: SparkSession, rig: SparkLog, tmp_path: Path) -> None:
-    """Of a partition that the query writes to it is refused, and nobody is fenced; of others it is committed while the
-    query goes on. Neither can write what is not its own.
+    """A one-off write to a running query's partition is refused, and fences nobody; to others it is committed.
+
+    The query goes on. Neither can write outside of its share.
     """
     group = key_group_column("key", "long", 16)
     write_batches(tmp_path / "input", [[(key, 1) for key in range(30)]])
@@ -249,7 +252,7 @@ def test_a_one_off_write_beside_a_running_query(spark: SparkSession, rig: SparkL
 
 
 def test_a_write_that_failed_bars_nobody(spark: SparkSession, rig: SparkLog) -> None:
-    """Spark calls `abort` when a task fails: another job need not wait until the dead one may be taken for dead."""
+    """After a failed write, for which Spark calls `abort`, another job need not wait for the dead one's time-out."""
     rows = spark.createDataFrame([(1, 2), (1, 3)], "key long, n long").coalesce(1)
 
     def save(df: DataFrame, writer: str) -> None:
@@ -262,7 +265,7 @@ def test_a_write_that_failed_bars_nobody(spark: SparkSession, rig: SparkLog) -> 
 
 
 def test_a_batch_write_is_one_commit(spark: SparkSession, rig: SparkLog) -> None:
-    """With a checkpoint id it is written once, however often it runs; without one every run is a new commit."""
+    """A batch write with a checkpoint id is written once, however often it runs; without one every run is a commit."""
     rows = spark.createDataFrame([(key, key * 2) for key in range(20)], "key long, n long").coalesce(1)
     writer = rows.write.format("statelog").mode("append").options(**rig.options).option("writerId", "load")
     writer.option("checkpointId", "5").save()
@@ -282,8 +285,9 @@ def test_a_batch_write_is_one_commit(spark: SparkSession, rig: SparkLog) -> None
 def test_text_that_is_none_is_refused(
     spark: SparkSession, broker: Broker, log_name: str, tmp_path: Path, way: str
 ) -> None:
-    """Spark casts any bytes to a string. As a key or in a field they fail the batch with InvalidChange, field and row;
-    nothing of it is committed, and the log can be read.
+    """Invalid text, as Spark casts any bytes to a string, fails the batch with InvalidChange, field and row.
+
+    This holds for a key or a field. No row of the batch is committed, and the log can be read.
     """
     write_batches(tmp_path / "input", [[(1, 1)]])
     text = "cast(x'61ff62' as string)"

@@ -1,4 +1,4 @@
-"""The batch source: the state of a log as a DataFrame, equal to what recovery without Spark gives."""
+"""The batch source: the state of a log as a DataFrame, equal to a recovery without Spark."""
 
 import datetime
 import decimal
@@ -45,12 +45,12 @@ RICH = """{"type": "record", "name": "Rich", "fields": [
 
 @pytest.fixture
 def rig(broker: Broker, log_name: str, tmp_path: Path) -> SparkLog:
-    """A small log of this test's own."""
+    """Return a small log of this test's own."""
     return SparkLog.create(log_name, broker.bootstrap, tmp_path)
 
 
 def test_the_state_at_any_position(spark: SparkSession, rig: SparkLog) -> None:
-    """Newest, at a checkpoint, at a position, some key groups, some columns: rows and columns are the asked ones."""
+    """The newest state, one at a checkpoint or position, and some key groups or columns have the requested rows."""
     reader = spark.read.format("statelog").options(**rig.options)
     assert reader.load().count() == 0, "an empty log has columns and no rows"
     with Writer(rig.log, "w") as writer:
@@ -78,7 +78,7 @@ def test_the_state_at_any_position(spark: SparkSession, rig: SparkLog) -> None:
 
 @contextmanager
 def committing(rig: SparkLog, most: int = 20_000) -> Generator[None]:
-    """While this is entered, key 1 gets a new number with every commit, as fast as that goes."""
+    """Commit a new number of key 1 again and again, as fast as possible, within the context."""
     stop, begun = threading.Event(), threading.Event()
 
     def commit() -> None:
@@ -121,7 +121,7 @@ def test_every_scan_of_a_dataframe_is_at_one_position(spark: SparkSession, rig: 
 def test_a_stream_without_a_start_is_refused_with_the_way_out(
     spark: SparkSession, rig: SparkLog, tmp_path: Path
 ) -> None:
-    """It ends with our words, and not with those of a Spark that hid them."""
+    """A stream without a start is refused with our text, which Spark does not hide."""
     rows = spark.readStream.format("statelog").options(**rig.options).load()
     start = rows.writeStream.format("noop").option("checkpointLocation", str(tmp_path / "checkpoint"))
     query = start.start()
@@ -153,8 +153,9 @@ def test_a_read_that_outlived_its_lease_is_told_since_when(rig: SparkLog, tmp_pa
 
 
 def test_a_schema_of_the_users_is_refused(spark: SparkSession, rig: SparkLog) -> None:
-    """A schema that is not the state's fails with both, rather than returning columns of another meaning. Any is
-    refused where nothing says which state it is: each scan would take the newest by itself.
+    """A user's schema other than the state's fails with both, rather than returning columns of another meaning.
+
+    Any schema is refused where no option names the state: each scan would take the newest by itself.
     """
     reader = spark.read.format("statelog").options(**rig.options)
     with pytest.raises(Exception, match=r"Leave \.schema\(\) out"):
@@ -166,7 +167,7 @@ def test_a_schema_of_the_users_is_refused(spark: SparkSession, rig: SparkLog) ->
 
 
 def test_every_type_comes_back(spark: SparkSession, broker: Broker, log_name: str, tmp_path: Path) -> None:
-    """What Python writes, Spark reads and writes again, and Python reads: values of every type are the same."""
+    """Values of every type from Python survive Spark's read and write, and are the same in Python."""
     rig = SparkLog.create(log_name, broker.bootstrap, tmp_path, key_type="string", value_schema=RICH)
     value = {
         "flag": True,
@@ -204,7 +205,7 @@ def test_opaque_values(spark: SparkSession, broker: Broker, log_name: str, tmp_p
 
 
 def test_a_dataframe_outlives_an_evolution(spark: SparkSession, rig: SparkLog) -> None:
-    """One made before keeps its columns while it can read the state; one that is made after has the new ones."""
+    """An older DataFrame keeps its columns while it can read the state; a newer one has the new columns."""
     with Writer(rig.log, "w") as writer:
         writer.put(1, {"n": 10})
         writer.commit(checkpoint_id=1)
@@ -218,8 +219,10 @@ def test_a_dataframe_outlives_an_evolution(spark: SparkSession, rig: SparkLog) -
 
 @pytest.mark.usefixtures("busy_ledger")
 def test_committed_changes(spark: SparkSession, rig: SparkLog) -> None:
-    """Every change of the commits in a range, with whose it is: between positions, checkpoints and times, in as many
-    tasks as asked for, in some key groups and columns; and in SQL, where a table of the catalog is refused.
+    """Every change of the commits in a range comes with its writer: between positions, checkpoints and times.
+
+    A caller may choose the number of tasks, some key groups and columns; SQL works, too, and refuses a table of the
+    catalog.
     """
     with Writer(rig.log, "w") as writer:
         for number in range(1, 4):
@@ -269,7 +272,7 @@ def test_committed_changes(spark: SparkSession, rig: SparkLog) -> None:
 
 
 def test_views_of_a_log(spark: SparkSession, rig: SparkLog, tmp_path: Path) -> None:
-    """Snapshots, commits, writers, subscriptions and lag as DataFrames say what the log's own description says."""
+    """Snapshots, commits, writers, subscriptions and lag as DataFrames equal the log's own description."""
     policy = MaterializerSettings(scratch=tmp_path, retention=RetentionPolicy(keep=2, min_age_s=0.0))
     with Writer(rig.log, "w") as writer:
         for number in range(1, 4):
@@ -302,7 +305,10 @@ def test_views_of_a_log(spark: SparkSession, rig: SparkLog, tmp_path: Path) -> N
 
 def test_filters_and_keys_narrow_a_read(spark: SparkSession, rig: SparkLog) -> None:
     """With Spark's filter pushdown, or by options without it, a query for some keys or key groups reads only their
-    slices; rows are the same in any case."""
+    slices.
+
+    Rows are the same in any case.
+    """
     with Writer(rig.log, "w") as writer:
         for key in range(100):
             writer.put(key, {"n": key})
@@ -333,8 +339,10 @@ def _passes(row: Row, where: str, group: int) -> bool:
 
 
 def test_a_held_state_outlives_rounds(spark: SparkSession, rig: SparkLog, tmp_path: Path) -> None:
-    """Within `with state(...)` a DataFrame is read again after rounds that would have truncated it; then its lease is
-    gone, and later rounds truncate."""
+    """A DataFrame of `with state(...)` is read again after rounds that would have truncated it.
+
+    Then its lease is removed, and later rounds truncate.
+    """
     policy = MaterializerSettings(scratch=tmp_path, retention=RetentionPolicy(keep=2, min_age_s=0.0))
     with Writer(rig.log, "w") as writer:
 

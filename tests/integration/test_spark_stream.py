@@ -34,7 +34,7 @@ _WITH_MORE = AVSC.replace('"fields": [', '"fields": [{"name": "more", "type": ["
 
 @pytest.fixture
 def rig(broker: Broker, log_name: str, tmp_path: Path) -> SparkLog:
-    """A small log of this test's own."""
+    """Return a small log of this test's own."""
     return SparkLog.create(log_name, broker.bootstrap, tmp_path)
 
 
@@ -43,7 +43,7 @@ def _stream(spark: SparkSession, rig: SparkLog, **options: str) -> DataFrame:
 
 
 def _to_parquet(df: DataFrame, directory: Path) -> StreamingQuery:
-    """All that is committed by now, into Spark's own file sink; the query that did it."""
+    """Run a query over all present commits into Spark's own file sink; return it."""
     writer = df.writeStream.format("parquet").option("checkpointLocation", str(directory / "checkpoint"))
     query = writer.trigger(availableNow=True).start(str(directory / "rows"))
     assert query.awaitTermination(_TIMEOUT_S)
@@ -66,9 +66,11 @@ def _rows(spark: SparkSession, directory: Path) -> list[tuple[Any, ...]]:
 
 
 def test_a_query_reads_every_commit_once_from_run_to_run(spark: SparkSession, rig: SparkLog, tmp_path: Path) -> None:
-    """AvailableNow twice over one checkpoint, in limited micro-batches, into Parquet and into a statelog sink: every
-    change once with its commit, deletes too; between the runs rounds hold the query's place, and let go behind it, and
-    the values get another field, which the second run has.
+    """A query reads every commit once from run to run: AvailableNow twice over one checkpoint, in limited
+    micro-batches.
+
+    It writes every change with its commit, deletes too, into Parquet and into a statelog sink. Between the runs rounds
+    hold the query's position, and truncate behind it. The values get another field, which the second run has.
     """
     copy = SparkLog.create(f"{rig.log.name}-copy", rig.bootstrap, tmp_path / "copy")
     expected: list[tuple[Any, ...]] = []
@@ -102,8 +104,9 @@ def test_a_query_reads_every_commit_once_from_run_to_run(spark: SparkSession, ri
 
 
 def test_values_get_a_field_while_a_query_runs(spark: SparkSession, rig: SparkLog, tmp_path: Path) -> None:
-    """It goes on while nothing is written with the new schema. The first commit with it ends the query, by type, and
-    leaves nothing of itself in the sink; started again, the query has every change once, and the new field.
+    """A query goes on while nothing is written with a new schema; the first commit with it ends the query, by type.
+
+    The commit leaves nothing in the sink. Started again, the query has every change once, and the new field.
     """
 
     def start() -> StreamingQuery:
@@ -144,7 +147,7 @@ def _to_log(rows: DataFrame, target: SparkLog, checkpoint: Path) -> None:
 
 
 def test_the_state_first_then_changes_while_others_write(spark: SparkSession, rig: SparkLog, tmp_path: Path) -> None:
-    """Started at a snapshot while a writer commits and rounds run: folded, its rows are the log's state."""
+    """A query that starts at a snapshot while a writer commits and rounds run folds to the log's state."""
     with Writer(rig.log, "w") as writer:
         _commit(writer, {key: key for key in range(50)})
         _round(rig, tmp_path)
@@ -172,8 +175,9 @@ def test_the_state_first_then_changes_while_others_write(spark: SparkSession, ri
 
 
 def test_a_place_that_is_gone_is_told_or_begun_anew(spark: SparkSession, rig: SparkLog, tmp_path: Path) -> None:
-    """Without a reader or a lease the stopped query's place is truncated: a typed error, and then, as it is asked for
-    with the same checkpoint, a reset marker and the state.
+    """A stopped query whose position is truncated, without a reader or a lease, gets a typed error.
+
+    Then, on request with the same checkpoint, it gets a reset marker and the state.
     """
     options = {"startingPosition": "earliest", "leaseSeconds": "0"}
     with Writer(rig.log, "w") as writer:
@@ -193,8 +197,9 @@ def test_a_place_that_is_gone_is_told_or_begun_anew(spark: SparkSession, rig: Sp
 
 
 def test_the_lake_guides_merge_keeps_a_table_equal(spark: SparkSession, rig: SparkLog, tmp_path: Path) -> None:
-    """The program of the guide, as it is printed: what it gives to MERGE, carried out on rows, is the log's state, from
-    a snapshot on, with a key many times in a commit, and each micro-batch twice. Spark understands the MERGE itself.
+    """The guide's program, as printed, gives MERGE rows that fold to the log's state, from a snapshot on.
+
+    A key comes many times in a commit, and each micro-batch twice. Spark accepts the MERGE itself.
     """
     text = (DOCS / "guide" / "lake.md").read_text("utf-8").partition("<!-- program: merge -->")[2]
     program: dict[str, Any] = {}

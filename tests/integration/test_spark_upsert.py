@@ -20,12 +20,12 @@ pytestmark = [pytest.mark.spark, pytest.mark.broker]
 
 @pytest.fixture
 def rig(broker: Broker, log_name: str, tmp_path: Path) -> SparkLog:
-    """A small log of this test's own."""
+    """Return a small log of this test's own."""
     return SparkLog.create(log_name, broker.bootstrap, tmp_path)
 
 
 def function_for(rig: SparkLog, *, allow_changed_replay: bool = False) -> Upsert:
-    """The function under test, for the log of `rig`."""
+    """Return the function under test, for the log of `rig`."""
     return upsert(
         rig.log.name,
         Where({"bootstrap.servers": rig.bootstrap}, str(rig.root), allow_unsafe=UNSAFE),
@@ -36,7 +36,7 @@ def function_for(rig: SparkLog, *, allow_changed_replay: bool = False) -> Upsert
 
 
 def run(counts: DataFrame, function: Upsert, checkpoint: Path) -> None:
-    """Run an update-mode query over all that is there."""
+    """Run an update-mode query over the present input."""
     start = counts.writeStream.outputMode("update").foreachBatch(function).trigger(availableNow=True)
     query = start.option("checkpointLocation", str(checkpoint)).start()
     try:
@@ -46,7 +46,7 @@ def run(counts: DataFrame, function: Upsert, checkpoint: Path) -> None:
 
 
 def test_an_aggregation_is_kept_exactly_once(spark: SparkSession, rig: SparkLog, tmp_path: Path) -> None:
-    """Counts by key in update mode equal the model; a replayed batch is recognised, an empty one is progress."""
+    """Counts by key in update mode equal the model; a replayed batch is recognized, an empty one is progress."""
     write_batches(tmp_path / "input", [[(key % 7, 0) for key in range(30)], [(key, 0) for key in range(3)]])
     rows = read_stream(spark, tmp_path / "input")
     counts = rows.groupBy("key").agg(F.count("*").alias("n"))
@@ -67,9 +67,10 @@ def test_an_aggregation_is_kept_exactly_once(spark: SparkSession, rig: SparkLog,
 
 
 def test_a_batch_in_two_calls_is_refused(spark: SparkSession, rig: SparkLog, tmp_path: Path) -> None:
-    """The second call's rows would be taken for a replay of the first's, and be gone: the query fails with
-    Misuse, which says that the batch counts as written. Started again with all rows in one call, it is refused until a
-    person says that the rest is there.
+    """A batch in two calls fails the query with Misuse, which says that the batch counts as written.
+
+    The second call's rows would be taken for a replay of the first's, and be lost. Restarted with all rows in one call,
+    it is refused until a person says that the rest is there.
     """
     write_batches(tmp_path / "input", [[(key, key) for key in range(4)]])
     rows = read_stream(spark, tmp_path / "input").select("key", "n")
@@ -96,7 +97,7 @@ def test_a_batch_in_two_calls_is_refused(spark: SparkSession, rig: SparkLog, tmp
 
 
 def test_another_query_is_refused_before_it_fences(spark: SparkSession, rig: SparkLog, tmp_path: Path) -> None:
-    """The driver knows which query calls, so one that takes another's writer is refused at planning."""
+    """A query that takes another's writer is refused at planning: the driver knows which query calls."""
     write_batches(tmp_path / "input", [[(1, 1)], [(2, 2)]])
     rows = read_stream(spark, tmp_path / "input").select("key", "n")
     run(rows, function_for(rig), tmp_path / "one")
@@ -106,7 +107,7 @@ def test_another_query_is_refused_before_it_fences(spark: SparkSession, rig: Spa
 
 
 def test_an_empty_batch_is_a_commit(spark: SparkSession, rig: SparkLog, tmp_path: Path) -> None:
-    """A batch without rows moves the checkpoint, so that a later look at the log sees how far the query is."""
+    """A batch without rows moves the checkpoint, so that the log shows the query's progress."""
     write_batches(tmp_path / "input", [[(1, 1)], [(2, 2)]])
     rows = read_stream(spark, tmp_path / "input").filter("key = 1").select("key", "n")
     run(rows, function_for(rig), tmp_path / "checkpoint")

@@ -1,4 +1,4 @@
-"""Spark's Python workers: what they do between two tasks."""
+"""Spark's Python workers between two tasks."""
 
 import subprocess
 import sys
@@ -20,8 +20,9 @@ print(gc.get_freeze_count())
 
 
 def test_what_workers_import_is_spared_from_their_collections(spark: SparkSession) -> None:
-    """Spark's workers collect all garbage after every task. What they have imported is not looked at then, once they
-    have used a client of ours; in a program of the user's nothing is spared.
+    """Spark's workers, which collect all garbage after every task, skip their imports once they used a client of ours.
+
+    Nothing is skipped in a program of the user's.
     """
 
     def mains(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:

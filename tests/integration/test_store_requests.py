@@ -1,4 +1,4 @@
-"""What S3 is asked, as it sees it: its client could ask more than we did, and each request takes time and is billed."""
+"""The requests that S3 gets: its client could send more than ours, and each takes time and is billed."""
 
 from collections import Counter
 from collections.abc import Iterator
@@ -25,7 +25,7 @@ from tests.support.rigs.log import settings_for, where_at
 
 @pytest.fixture(scope="module")
 def s3() -> Iterator[SlowStore]:
-    """A service and its proxy; skipped, with docker's words, where there is none."""
+    """Yield a service and its proxy; skip, with docker's words, where there is none."""
     with ExitStack() as stack:
         try:
             found = stack.enter_context(slow_store())
@@ -36,13 +36,13 @@ def s3() -> Iterator[SlowStore]:
 
 @pytest.fixture
 def store(s3: SlowStore) -> Store:
-    """One log's directory; what was asked before is forgotten."""
+    """Return one log's directory; earlier requests are forgotten."""
     s3.slow_down(0.0)
     return open_store(s3.root, "requests", s3.storage_options)
 
 
 def test_each_call_is_one_request(s3: SlowStore, store: Store) -> None:
-    """A small file is read, and a directory listed, by one request each; so is a range, and opening is none."""
+    """A small file is read, and a directory listed, by one request each; so is a range, and opening needs none."""
     store.put("leases/a", b"0123456789")
     assert store.read("leases/a") == b"0123456789"
     assert [info.path for info in store.list("leases/")] == ["leases/a"]
@@ -55,7 +55,7 @@ def test_each_call_is_one_request(s3: SlowStore, store: Store) -> None:
 
 
 def test_a_file_of_several_megabytes_is_read_and_written_whole(s3: SlowStore, store: Store, tmp_path: Path) -> None:
-    """What the proxy hands on is what was sent, so that its counts are of requests that were made."""
+    """The proxy forwards exactly the sent bytes, so that it counts the requests that were made."""
     (tmp_path / "a").write_bytes(data := bytes(range(256)) * 30_000)
     store.upload(tmp_path / "a", "runs/a")
     assert store.read("runs/a") == data
@@ -63,7 +63,7 @@ def test_a_file_of_several_megabytes_is_read_and_written_whole(s3: SlowStore, st
 
 
 def test_a_run_is_read_by_megabytes(s3: SlowStore, tmp_path: Path) -> None:
-    """A recovery reads a run of a few by one request, its footer included; and the store is not asked for its time."""
+    """A recovery reads a run of a few megabytes by one request, with its footer, and never asks the store's time."""
     kafka = MemoryKafka(cluster=MemoryCluster())
     where = where_at(kafka, s3.root, storage_options=s3.storage_options)
     with Log.create("runs", where, LogOptions(partitions=1)) as log:
@@ -81,8 +81,9 @@ def test_a_run_is_read_by_megabytes(s3: SlowStore, tmp_path: Path) -> None:
 
 
 def test_a_round_asks_what_it_has_to(s3: SlowStore, tmp_path: Path) -> None:
-    """As a daemon makes it, which remembers what it verified: listings, what it writes and reads back; nothing that
-    grows with what is kept, and no clock: what it has written tells the time.
+    """A round, like a daemon's with remembered proofs, sends listings, its writes and its reads back.
+
+    No request grows with the retained files, and none reads a clock: its writes carry the time.
     """
     kafka, verified = MemoryKafka(cluster=MemoryCluster()), VerifiedRuns()
     where = where_at(kafka, s3.root, storage_options=s3.storage_options)

@@ -1,4 +1,4 @@
-"""A job, its daemon and a Spark query where the network is rough, or the cluster far away: through the proxy."""
+"""A job, its daemon and a Spark query on a rough network, or with a far cluster: through the proxy."""
 
 import queue
 import threading
@@ -36,18 +36,18 @@ _KEYS = 50
 _ROLLS = 4
 _DEADLINE_S = 60.0
 _PASSING = (Unavailable, PersistFailed, OutcomeUnknown)
-"""What a job bears: it opens its writer again, and goes on from the last commit."""
+"""The errors after which a job opens its writer again, and goes on from the last commit."""
 
 
 def _opened(rig: LogRig) -> Log:
-    """The log, made if need be, as soon as the cluster is there."""
+    """Return the log, made if needed, as soon as the cluster answers."""
     while True:
         with suppress(Unavailable):
             return statelog.open(rig.name, rig.where(), create=LogOptions(partitions=4))
 
 
 def _job(rig: LogRig, proxy: ProviderProxy) -> int:
-    """Commit one number after the other until the brokers were started anew often enough; returns the last one."""
+    """Commit one number after the other until the brokers have restarted often enough; return the last one."""
     number = 0
     while proxy.rolls < _ROLLS:
         with suppress(*_PASSING), _opened(rig) as log, Writer(log, "w") as writer:
@@ -63,7 +63,7 @@ def _job(rig: LogRig, proxy: ProviderProxy) -> int:
 
 
 def test_a_job_and_its_daemon_while_brokers_are_started_anew(broker: Broker, log_name: str, tmp_path: Path) -> None:
-    """Sessions end, connections break with commits under way, leaders move: nothing is lost, and rounds go on."""
+    """Sessions end, connections break with commits in flight, leaders move: nothing is lost, and rounds go on."""
     events: queue.Queue[Event] = queue.Queue()
     settings = settings_for(tmp_path, interval_s=0.3, jitter=0.0, failures_tolerated=1000, failures_tolerated_s=600.0)
     with ProviderProxy(broker.bootstrap, ROUGH) as proxy, lines():

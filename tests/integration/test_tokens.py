@@ -1,5 +1,6 @@
-"""Logging in by tokens, on a broker that takes those of one issuer and grants nothing by itself: every client of ours,
-by a function and by settings alone; tokens that expire while work goes on; and who is refused.
+"""Logins by tokens, on a broker that takes one issuer's and grants nothing by itself: by every client of ours.
+
+They come by a function and by settings alone; tokens expire during work, and some clients are refused.
 """
 
 import logging
@@ -42,29 +43,29 @@ _LASTING = "by-tokens-lasting"
 _SECRET = f"{CANARY}client"
 _OIDC = {"sasl.oauthbearer.method": "oidc", "sasl.oauthbearer.client.id": _USER}
 _WITHOUT_PATIENCE_S = 60.0
-"""Who is refused is told so long before the request time-out, here of minutes, is over."""
+"""A refused client learns so long before the request time-out, here of minutes, is over."""
 _SHORT_S = 20.0
-"""A token's life. With a shorter one the client shows an old token once more, too soon for the broker to look at it."""
+"""A token's lifetime. With a shorter one the client presents an old token again, too soon for a broker's check."""
 
 
 class Place(NamedTuple):
-    """Where the log is, and who gives tokens for it."""
+    """The place of the log, and its issuer of tokens."""
 
     broker: SecureBroker
     server: TokenServer
     root: Path
 
     def where(self, token: Callable[[], tuple[str, float]] | str | None = None, **settings: str) -> Where:
-        """Where it is for who logs in by a function, or by these settings, `_` for `.`."""
+        """Return its place for a login by a function, or by these settings, `_` for `.`."""
         given = self.broker.token_client(**{"socket_timeout_ms": "280000", **settings})
         return where_at(given, self.root, kafka_token=token)
 
     def token(self) -> tuple[str, float]:
-        """A token for an hour."""
+        """Return a token for an hour."""
         return self.broker.issuer.token(_USER, 3600)
 
     def oidc(self, **settings: str) -> Where:
-        """Where it is for who logs in by a client id and a secret."""
+        """Return its place for a login by a client id and a secret."""
         named = {f"sasl_oauthbearer_{name}": value for name, value in settings.items()}
         url, method = f"{self.server.url}/token", {name.replace(".", "_"): value for name, value in _OIDC.items()}
         return self.where(None, sasl_oauthbearer_token_endpoint_url=url, **method, **named)
@@ -72,7 +73,7 @@ class Place(NamedTuple):
 
 @pytest.fixture(scope="module")
 def place(secure_node: SecureBroker, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
-    """Logs that one principal made, who logs in by tokens alone; it has all rights on them that any role needs."""
+    """Yield logs of one principal that logs in by tokens alone; it has all rights on them that any role needs."""
     broker = secure_node.serve({"other": f"{CANARY}other"})
     rights = [*writing(_LOG), *rolling_up(_LOG), *publishing(_LOG), *writing(_COUNTS), *group(_COUNTS, "READ")]
     rights += writing(_LASTING)
@@ -88,8 +89,9 @@ def place(secure_node: SecureBroker, tmp_path_factory: pytest.TempPathFactory) -
 
 @pytest.fixture(scope="module")
 def lasting(place: Place) -> Iterator[Future[tuple[int, int]]]:
-    """Beside the tests that follow, because it takes long and does little: who commits and follows for longer than a
-    token lasts. How often a token was asked for, at first and in the end.
+    """Commit and follow for longer than a token lasts, concurrently with the next tests: it is slow and idle.
+
+    The future gives how often a token was fetched, at first and in the end.
     """
     with ThreadPoolExecutor(1) as pool:
         yield pool.submit(_last, place)
@@ -133,7 +135,7 @@ def _state(where: Where) -> Mapping[object, object]:
 
 @pytest.mark.usefixtures("lasting")
 def test_every_client_gets_tokens(place: Place, tmp_path: Path) -> None:
-    """The one that asks, the producer, the reader and the member of a group: a round, a recovery, a worker."""
+    """Admin, producer, reader and group member each get tokens: for a round, a recovery, a worker."""
     where = place.where(place.token)
     _append(where, "k")
     with statelog.open(_LOG, where) as log:
@@ -162,7 +164,7 @@ def _feed(place: Place, count: int) -> None:
 
 
 def test_a_client_asks_again_after_a_failure(caplog: pytest.LogCaptureFixture) -> None:
-    """Ten seconds later, and it says each time what was raised. Whatever is raised, the client asks again."""
+    """A client asks again ten seconds after any failure, and reports each time the error."""
     given: list[float] = []
 
     def failing() -> tuple[str, float]:
@@ -184,7 +186,7 @@ def test_a_client_asks_again_after_a_failure(caplog: pytest.LogCaptureFixture) -
 
 @pytest.mark.parametrize("is_jwt", [True, False])
 def test_a_token_that_the_broker_does_not_take_is_a_config_error_at_once(place: Place, is_jwt: bool) -> None:
-    """Of an issuer whom it does not know, or no token at all: no time-out is waited for."""
+    """A token of an unknown issuer, or a malformed one, is a ConfigError at once, without a time-out."""
     stranger = Issuer()
 
     def other() -> tuple[str, float]:
@@ -205,7 +207,7 @@ def _refused(where: Where, told: str, error: type[StatelogError] = ConfigError) 
 
 
 def test_oidc_by_settings_alone(place: Place) -> None:
-    """A client id and its secret, for a token of an endpoint."""
+    """A client id and its secret are enough for a token of an endpoint."""
     where = place.oidc(client_secret=_SECRET, scope="kafka")
     _append(where, "oidc")
     assert _state(where)["oidc"] == b"1"
@@ -213,12 +215,12 @@ def test_oidc_by_settings_alone(place: Place) -> None:
 
 
 def test_an_issuer_that_refuses_is_a_config_error_at_once(place: Place) -> None:
-    """The wrong secret: the endpoint's own words, and not the secret."""
+    """A wrong secret is a ConfigError at once, with the endpoint's own words, and not the secret."""
     _refused(place.oidc(client_secret=f"{CANARY}wrong"), "invalid_client|who is it")
 
 
 def test_an_issuer_that_is_away_is_unavailable(place: Place) -> None:
-    """The same call may succeed later, and a daemon bears it."""
+    """An unavailable issuer is Unavailable: the same call may succeed later, and a daemon bears it."""
     where = place.where(None, **{name.replace(".", "_"): value for name, value in _OIDC.items()},
         sasl_oauthbearer_client_secret=_SECRET, sasl_oauthbearer_token_endpoint_url="http://127.0.0.1:1/token",
         socket_timeout_ms="5000")  # fmt: skip
@@ -226,7 +228,7 @@ def test_an_issuer_that_is_away_is_unavailable(place: Place) -> None:
 
 
 def test_azures_metadata_service_by_settings_alone(place: Place) -> None:
-    """A managed identity of Azure: its service is asked as Azure's is, at an address of the test's own."""
+    """A managed identity of Azure gets a token by settings alone, from a service at the test's own address."""
     azure = {"metadata_authentication_type": "azure_imds", "config": f"query=api-version=1&client_id={_USER}"}
     named = {f"sasl_oauthbearer_{name}": value for name, value in azure.items()}
     url = {"sasl_oauthbearer_method": "oidc", "sasl_oauthbearer_token_endpoint_url": f"{place.server.url}/imds"}
@@ -237,7 +239,7 @@ def test_azures_metadata_service_by_settings_alone(place: Place) -> None:
 
 
 def test_awss_token_service_by_settings_alone(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A token of AWS STS, as Confluent Cloud takes it: the service is asked as AWS's is, at an address of the test."""
+    """A token of AWS STS, as Confluent Cloud takes it, comes by settings alone, from a service at a test address."""
     pytest.importorskip("boto3", reason="tokens of AWS STS are not tested in this run: boto3 is not installed")
     for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
         monkeypatch.setenv(name, f"{CANARY}aws")
@@ -253,7 +255,7 @@ def test_awss_token_service_by_settings_alone(place: Place, monkeypatch: pytest.
 
 
 def test_commands_take_a_functions_name(place: Place, tmp_path: Path) -> None:
-    """From a file, from the environment, and as an option; the whole life of a log, a round too."""
+    """Commands take a function's name from a file, the environment, and an option, for all commands of a log."""
     module = place.server.module(tmp_path, _USER)
     file, rows = tmp_path / "named.toml", tmp_path / "rows.jsonl"
     settings = {**place.broker.token_client(), "token": f"{module}:{_USER}"}
@@ -289,12 +291,13 @@ def _run(place: Place, directory: Path, variables: Mapping[str, str], *args: obj
     return printed
 
 
-# ---- what went on meanwhile
+# ---- the concurrent work
 
 
 def test_a_connection_goes_on_with_new_tokens(lasting: "Future[tuple[int, int]]") -> None:
-    """Longer than a token lasts, and than the broker lets a connection live with it: every commit is confirmed, and
-    read by one who follows. The broker cuts off who shows no new token.
+    """A connection goes on with new tokens beyond a token's, and the broker's, limit: every commit is confirmed.
+
+    A follower reads each. The broker cuts off a client without a new token.
     """
     at_first, in_the_end = lasting.result()
     assert in_the_end >= 2 * at_first

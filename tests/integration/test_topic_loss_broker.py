@@ -1,4 +1,4 @@
-"""A real broker whose topics somebody deletes under a log: told by their ids, and gone on from by a copy."""
+"""A real broker whose topics are deleted under a log: detected by their ids, and continued by a copy."""
 
 import re
 from collections.abc import Iterator
@@ -34,16 +34,16 @@ class Place:
         self.root = str(directory / "root")
 
     def open(self, name: str = "") -> Log:
-        """In another process: the log, or its copy."""
+        """Return the log, or its copy, in another process."""
         return Log.open(name or self.name, where_at(self.kafka, self.root))
 
     def run(self, *arguments: str) -> Result:
-        """A command of ours."""
+        """Run a command of ours; return its result."""
         place = ("--bootstrap", self.kafka["bootstrap.servers"], "--root", self.root)
         return CliRunner().invoke(program, [*arguments, *place, "--allow-unsafe", ",".join(UNSAFE)])
 
     def delete_topic(self, topic: str) -> None:
-        """Somebody does."""
+        """Delete the topic."""
         client = ConfluentKafka(client_config(self.kafka))
         client.delete_topic(topic)
         client.close()
@@ -51,7 +51,7 @@ class Place:
 
 @pytest.fixture
 def place(broker: Broker, log_name: str, tmp_path: Path) -> Iterator[Place]:
-    """A log with a snapshot, and with one commit behind it."""
+    """Yield a log with a snapshot, and with one commit behind it."""
     place = Place(broker, log_name, tmp_path)
     with Log.create(
         log_name,
@@ -75,8 +75,9 @@ def place(broker: Broker, log_name: str, tmp_path: Path) -> Iterator[Place]:
 def test_a_log_goes_on_as_a_copy_without_the_topics_that_somebody_deleted(
     place: Place, topics: tuple[str, ...], tmp_path: Path
 ) -> None:
-    """By the command that the error names: what the snapshot holds, for writers, rounds and readers. Who knew the old
-    topics is told to the end.
+    """A log without its topics goes on as a copy by the command that the error names.
+
+    The copy has the snapshot's state, for writers, rounds and readers. Clients of the old topics raise to the end.
     """
     log = place.open()
     old = Writer(log, "old", partitions=[0])

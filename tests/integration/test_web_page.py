@@ -1,6 +1,7 @@
-"""`statelog serve` as a process on a real broker, looked at in a real browser: by mouse, by keyboard, without a script,
-in light and in dark, on a desk and on a telephone; while the broker goes away and comes back; of a log with 1,024 key
-groups, and of keys that are meant to hurt.
+"""`statelog serve` as a process on a real broker, seen in a real browser: by mouse, by keyboard, without a script.
+
+It is tested in light and in dark, on a desk and on a telephone, and while the broker goes away and comes back. The log
+has 1,024 key groups, and hostile keys.
 """
 
 import re
@@ -30,7 +31,7 @@ _DESK = ViewportSize(width=1280, height=900)
 
 @pytest.fixture(scope="module")
 def browser() -> Generator[Browser]:
-    """Chromium, without a window."""
+    """Yield Chromium, without a window."""
     program = chromium()
     if program is None:
         pytest.skip(f"the page is not looked at in this run: {WHERE_TO_HAVE_IT}")
@@ -42,7 +43,7 @@ def browser() -> Generator[Browser]:
 
 @pytest.fixture
 def where(own_broker: OwnBroker, log_name: str, tmp_path: Path) -> Where:
-    """A place on a broker of the test's own, with a log as wide as they come, and some history."""
+    """Return a place on a broker of the test's own, with a log as wide as they come, and some history."""
     settings = {"bootstrap.servers": own_broker.bootstrap, "request.timeout.ms": "5000"}
     place = Where(settings, str(tmp_path / "root"), allow_unsafe=("replication", "min-insync"), replication_factor=1)
     options = LogOptions(partitions=16, key_groups=1024, key_type="string")
@@ -62,7 +63,7 @@ def _commit(log: Log, writer: str, changes: dict[str, bytes], metadata: dict[str
 
 @pytest.fixture
 def url(own_broker: OwnBroker, where: Where) -> Generator[str]:
-    """The page, served by the command; it ends by SIGTERM, with 0, also while a page of it is live."""
+    """Yield the page, served by the command, which ends by SIGTERM with 0, also while a page of it is live."""
     flags = ["--bootstrap", own_broker.bootstrap, "--root", str(where.root), "--listen", "127.0.0.1:0"]
     flags += ["--kafka", "request.timeout.ms=5000", "--allow-unsafe", "replication,min-insync"]
     command = [sys.executable, "-m", "statelog", "serve", *flags]
@@ -80,7 +81,7 @@ def url(own_broker: OwnBroker, where: Where) -> Generator[str]:
 
 @pytest.fixture
 def page(browser: Browser) -> Generator[Page]:
-    """A page that fails the test for whatever its console complains of."""
+    """Yield a page that fails the test for any complaint of its console."""
     context = browser.new_context(viewport=_DESK)
     opened = context.new_page()
     complaints: list[str] = []
@@ -92,7 +93,7 @@ def page(browser: Browser) -> Generator[Page]:
 
 
 def test_a_page_outlives_the_broker(url: str, where: Where, page: Page, own_broker: OwnBroker, log_name: str) -> None:
-    """It shows what it knew, and since when; and it is live again by itself once the broker is back."""
+    """A page shows its last knowledge, and its time, without the broker; it is live again once the broker is back."""
     page.goto(f"{url}/logs/{log_name}")
     expect(page.locator("#status")).to_have_text("live", timeout=_PATIENCE_MS)
     expect(page.locator("#live .badge").first).to_have_text("ok", timeout=_PATIENCE_MS)
@@ -111,7 +112,7 @@ def test_a_page_outlives_the_broker(url: str, where: Where, page: Page, own_brok
 
 
 def test_a_key_that_is_meant_to_hurt_is_looked_up_by_keyboard(url: str, page: Page, log_name: str) -> None:
-    """From the skip link on, with Tab and Enter alone; it is text, in the value, the key and the history."""
+    """A hostile key is looked up by Tab and Enter alone, from the skip link on; it stays text everywhere."""
     page.goto(f"{url}/logs/{log_name}")
     page.keyboard.press("Tab")
     expect(page.get_by_text("To the content")).to_be_focused()
@@ -133,8 +134,9 @@ def test_a_key_that_is_meant_to_hurt_is_looked_up_by_keyboard(url: str, page: Pa
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_it_fits_and_can_be_read(url: str, browser: Browser, log_name: str, scheme: str) -> None:
-    """On a desk and on a telephone nothing but a table scrolls sideways, all that needs a name has one, and text stands
-    out from its ground by 4.5 to 1.
+    """Nothing but a table scrolls sideways on a desk and on a telephone, and text has a contrast of 4.5 to 1.
+
+    Every element that needs a name has one.
     """
     for size in (_DESK, _PHONE):
         context = browser.new_context(viewport=size, color_scheme="dark" if scheme == "dark" else "light")
@@ -151,7 +153,7 @@ def test_it_fits_and_can_be_read(url: str, browser: Browser, log_name: str, sche
 
 
 def test_it_is_all_there_without_scripts(url: str, browser: Browser, log_name: str) -> None:
-    """As old as its last load, and no more than that is lost."""
+    """The page without scripts is complete, as of its last load."""
     context = browser.new_context(java_script_enabled=False, viewport=_DESK)
     page = context.new_page()
     page.goto(url)

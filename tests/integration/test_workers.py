@@ -1,4 +1,4 @@
-"""Processes of a group of workers on a real broker: the state is the fold of the input, whoever comes, goes or dies."""
+"""Processes of a group of workers on a real broker: the state is the fold of the input through all joins and deaths."""
 
 import random
 import signal
@@ -34,7 +34,7 @@ QUICK = {"heartbeat.interval.ms": "300", "session.timeout.ms": "6000"}
 
 
 def test_workers_come_go_and_die(broker: Broker, log_name: str, tmp_path: Path) -> None:
-    """One is joined by another, killed in the middle of its work, and back at once; the other leaves. All is exact."""
+    """A worker is joined by another, killed during its work, and back at once; the other leaves: all is exact."""
     consumer = {**COOPERATIVE, **QUICK}
     group = Group(
         name=log_name, bootstrap=broker.bootstrap, root=tmp_path / "root", partitions=3, consumer=consumer
@@ -46,7 +46,7 @@ def test_workers_come_go_and_die(broker: Broker, log_name: str, tmp_path: Path) 
         _await_commits(group, partitions=3)
         group.feed(producer, range(1_000, 1_600))
         first.kill()
-        first = group.start("first")  # Before the group gives it up: with its name it has its partitions again.
+        first = group.start("first")  # Before the group times it out: with its name it has its partitions again.
         group.check()
         second.end()
         group.feed(producer, range(1_600, 2_000))
@@ -55,9 +55,7 @@ def test_workers_come_go_and_die(broker: Broker, log_name: str, tmp_path: Path) 
 
 
 def test_what_transactions_leave_behind(broker: Broker, log_name: str, tmp_path: Path) -> None:
-    """Marks, and records that were taken back, are behind the last message and are none: they count as processed, and
-    are missed by nobody once they are gone.
-    """
+    """Marks and aborted records behind the last message count as processed, and nobody misses them after deletion."""
     group = Group(name=log_name, bootstrap=broker.bootstrap, root=tmp_path / "root", partitions=1, consumer=QUICK)
     with closing(ConfluentKafka(client_config({"bootstrap.servers": broker.bootstrap}))) as kafka, group.input():
         producer = confluent_kafka.Producer({"bootstrap.servers": broker.bootstrap, "transactional.id": log_name})
@@ -87,8 +85,9 @@ def test_what_transactions_leave_behind(broker: Broker, log_name: str, tmp_path:
 def test_a_stopped_process_that_has_the_directory(
     broker: Broker, log_name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It blocks nobody: another process of the machine goes on beside its directory, exactly where it was, and in there
-    once it is free; and the one that was stopped goes on as a member of the group.
+    """A stopped process that has the directory blocks nobody: another one goes on next to it, exactly at its progress.
+
+    It uses the directory once it is free; and the stopped one goes on as a member of the group.
     """
     monkeypatch.setattr(schedule, "IN_USE_MAX_S", 1.0)
     group = Group(
@@ -128,8 +127,9 @@ def test_a_stopped_process_that_has_the_directory(
 
 
 def test_lag_and_an_input_that_grows(broker: Broker, log_name: str, tmp_path: Path) -> None:
-    """The group has the committed places, for tools that look at its lag. Once the topic has more partitions, nothing
-    more is committed.
+    """The group has the committed positions, for tools that watch its lag.
+
+    Once the topic has more partitions, nothing more is committed.
     """
     group = Group(name=log_name, bootstrap=broker.bootstrap, root=tmp_path / "root", partitions=2, consumer=QUICK)
     client = {"bootstrap.servers": broker.bootstrap}
@@ -138,7 +138,7 @@ def test_lag_and_an_input_that_grows(broker: Broker, log_name: str, tmp_path: Pa
         group.feed(producer, range(100))
         with group.worker("", Environment()) as worker:
             assert _take(worker, 150).keys() == {0, 1}
-            time.sleep(1.1)  # It looks at the client's offsets once a second.
+            time.sleep(1.1)  # It reads the client's offsets once a second.
             worker.commit()
             assert sum(one.lag or 0 for one in worker.statistics()) == 50
             assert _take(worker, 50) == {0: 100, 1: 100}
@@ -154,7 +154,7 @@ def test_lag_and_an_input_that_grows(broker: Broker, log_name: str, tmp_path: Pa
 
 
 def test_tables_of_a_worker_share_clients(broker: Broker, log_name: str, tmp_path: Path) -> None:
-    """A table more costs its producer, and no client that asks or reads."""
+    """One more table costs its producer, and no client that queries or reads."""
     group = Group(name=log_name, bootstrap=broker.bootstrap, root=tmp_path / "root", partitions=8, consumer=QUICK)
     with group.input() as producer:
         group.feed(producer, range(10))
@@ -171,7 +171,7 @@ def test_tables_of_a_worker_share_clients(broker: Broker, log_name: str, tmp_pat
 
 @pytest.mark.parametrize("is_kept", [False, True], ids=["dict", "rocksdb"])
 def test_tables_open_at_once(broker: Broker, log_name: str, tmp_path: Path, is_kept: bool) -> None:
-    """Each waits half way for another one, in two lives; what comes out of them is the fold."""
+    """Tables that open at once, each waiting half way for another one, in two processes, result in the fold."""
     group = Group(name=log_name, bootstrap=broker.bootstrap, root=tmp_path / "root", partitions=8, consumer=QUICK)
     options: dict[str, Any] = {"backend": "rocksdb", "directory": tmp_path / "kept"} if is_kept else {}
     pair = threading.Barrier(2)
@@ -193,9 +193,7 @@ def _threads() -> int:
 
 
 def test_a_worker_says_what_to_pass(broker: Broker, log_name: str, tmp_path: Path) -> None:
-    """Without a log it is told how a worker makes one, which `statelog init` does not; `standbys` is no other word than
-    "all".
-    """
+    """A worker without a log gets the right call, which `statelog init` is not; `standbys` takes no word but "all"."""
     group = Group(name=log_name, bootstrap=broker.bootstrap, root=tmp_path, partitions=2, consumer=QUICK)
     with group.input():
         pass
@@ -211,8 +209,9 @@ def test_a_worker_says_what_to_pass(broker: Broker, log_name: str, tmp_path: Pat
 
 @pytest.mark.soak
 def test_what_a_worker_does_not_take(broker: Broker, log_name: str, tmp_path: Path) -> None:
-    """A log of another shape, a signal in the middle of a decision of the group, lost input, another input of its name:
-    each comes out as itself, and where it is allowed the loop goes on.
+    """A log of another shape, a signal within a group's decision, lost and foreign input each raise their own error.
+
+    Where it is allowed the loop goes on.
     """
     group = Group(name=log_name, bootstrap=broker.bootstrap, root=tmp_path / "root", partitions=2, consumer=QUICK)
     with pytest.raises(NotFound, match="no topic"):
@@ -250,7 +249,7 @@ def _check_given(_: int, table: Table[bytes, bytes]) -> None:
 
 
 def _take(worker: Worker[bytes, bytes], messages: int) -> dict[int, int]:
-    """So many messages, committed."""
+    """Take so many messages, and commit them."""
     for _, (message, table) in zip(range(messages), worker, strict=False):
         WORK.step(table, int(message.value() or b""))
     return worker.commit()
@@ -275,8 +274,9 @@ def _await_commits(group: Group, partitions: int) -> None:
 def test_storm(
     broker: Broker, log_name: str, tmp_path: Path, consumer: dict[str, str], is_kept: bool, has_standbys: bool
 ) -> None:
-    """From one to four processes and back, any of them killed, stopped for longer than the group waits, or asked to
-    leave, every second or so, under load: at any time the state is the fold of the input up to its progress.
+    """Under load the state is at any time the fold of the input up to its progress, in a storm of processes.
+
+    One to four of them are killed, stopped for longer than the group waits, or asked to leave, every second or so.
     """
     chance = random.Random()
     group = Group(
@@ -312,7 +312,7 @@ def test_storm(
 
 
 def _act(chance: random.Random, group: Group, members: list[Member], stopped: dict[Member, float]) -> None:
-    """One thing that happens to a group."""
+    """Do one random thing to a group."""
     running = [member for member in members if member not in stopped]
     what = chance.random()
     if what < 0.35 and len(members) < 4:
@@ -332,7 +332,7 @@ def _act(chance: random.Random, group: Group, members: list[Member], stopped: di
 
 
 def _check_forward(group: Group, told: dict[int, int]) -> dict[int, int]:
-    """The state is a fold, and no partition goes back."""
+    """Check that the state is a fold, and that no partition goes back; return the progress."""
     now = group.check()
     assert all(now[partition] >= offset for partition, offset in told.items()), f"{now} after {told}"
     return now
