@@ -116,7 +116,7 @@ def test_changes_behind_what_was_put_off(
 ) -> None:
     """Changes after a deferred commit are discarded, and raise; the deferred ones are committed without them.
 
-    If a change replaced a deferred value, nothing is committed.
+    If a change replaced a deferred value, nothing deferred is committed.
     """
     settings = TableSettings(every_change=every)
     with pytest.raises(NotCommitted, match="`commit`") as told, tables.open(settings=settings) as table:

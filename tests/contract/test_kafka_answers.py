@@ -1,6 +1,7 @@
 """Both implementations of the Kafka port on missing, lost or old answers, in the same words.
 
-The twin is told by its question hook, the real client is behind a TCP proxy. After every fault the port is right again.
+The twin's faults come by its question hook, the real client's by a TCP proxy. After every fault the port is right
+again.
 """
 
 import uuid

@@ -325,7 +325,7 @@ def test_copies_have_a_bound(world: World, log: Log) -> None:
         assert (newest / f"{10:020d}.copy").exists()
 
     assert len(list((world.directory / "l" / "other").rglob("*.copy"))) == 1
-    assert len(list((world.directory / "l" / "w").iterdir())) == 1, "an epoch's directory goes with its last copy"
+    assert len(list((world.directory / "l" / "w").iterdir())) == 1, "an epoch's directory is deleted with its last copy"
 
 
 def test_many_change_sets_hold_few_files(world: World, log: Log) -> None:

@@ -59,7 +59,7 @@ def test_it_follows_and_is_promoted(tables: TableRig) -> None:
             table[b"a"] = b"11"
             del table[b"b"]
             assert standby.refresh()
-            assert standby[b"a"] == b"1", "what no commit holds is not there"
+            assert standby[b"a"] == b"1", "uncommitted changes are not visible"
             table.commit({"n": 2})
             assert standby[b"a"] == b"1"
             assert standby.refresh()

@@ -218,7 +218,7 @@ _CHANGES: dict[str, Callable[[Table[Any, Any]], object]] = {
 @pytest.mark.parametrize("change", _CHANGES)
 @pytest.mark.parametrize("scan", ["items", "range", "keys"])
 def test_an_iterator_that_was_not_asked_yet(tables: TableRig, scan: str, change: str) -> None:
-    """An iterator whose state is gone raises at its first step: its rows would be of no one moment."""
+    """An iterator whose state has been replaced raises at its first step: its rows would be of no one moment."""
     with tables.open() as table:
         table.update({b"k": b"v", b"other": b"v"})
         table.commit()

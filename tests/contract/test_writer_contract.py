@@ -145,7 +145,7 @@ def test_flip_158_worked_example(rig: LogRig, log: Log) -> None:
 
 
 def test_a_later_life_adopts_a_persisted_handle(rig: LogRig, log: Log) -> None:
-    """A handle that was stored before a crash is committed by the next life, from its bytes."""
+    """A handle that was stored before a crash is committed by the next incarnation, from its bytes."""
     before = Writer(log, "w")
     before.put(b"k", b"v")
     stored = before.persist(1).result().to_bytes()

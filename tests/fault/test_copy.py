@@ -207,7 +207,7 @@ def test_the_history_of_before_is_not_held(move: Move) -> None:
 
 
 def test_nobody_writes_by_the_name_of_the_copy(move: Move) -> None:
-    """No writer takes the name of the copy, whose last commit names the copy's source."""
+    """No writer takes the copier's reserved name, whose last commit names the copy's source."""
     with move.old.open() as log, pytest.raises(InvalidName, match="reserved"):
         Writer(log, COPIER)
 

@@ -27,7 +27,7 @@ def move(tmp_path: Path) -> Move:
 def test_a_log_that_is_opened_behind_the_fence_is_not_finished(move: Move, point: str) -> None:
     """A log that is opened behind the fence is not finished: the copy stays closed, and goes on later.
 
-    A commit there would be in neither log. The opener gets the error, too.
+    A commit there would be in neither log. The opener gets a warning, too.
     """
 
     def write(name: str) -> None:

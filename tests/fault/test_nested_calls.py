@@ -109,11 +109,7 @@ def test_a_table(call: str, nested: str, is_raising: bool, stride: int) -> None:
             try:
                 has_come = at_line(at, lambda: CALLS[call](table, {"n": 2}))
                 told += [2] if call in ("commit", "commit_async", "transaction") else []
-            except (
-                SystemExit,
-                ClosedError,
-                NotCommitted,
-            ):  # The handler's changes behind the progress are lost.
+            except (SystemExit, ClosedError, NotCommitted):  # The handler's changes behind the progress are lost.
                 has_come = True
         with suppress(Misuse if is_raising and call == "transaction" else NotCommitted):
             table.close()  # The exit of a handler may break off the undo itself: then the transaction is open.

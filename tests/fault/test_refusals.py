@@ -157,7 +157,7 @@ def test_no_broker_is_a_typed_error_in_bounded_time(
         Log.create(log_name, Where(kafka, str(tmp_path), allow_unsafe=UNSAFE))
     shown(caught.value, address, "bootstrap.servers")
 
-    assert time.monotonic() - started_s < 120, "the time that the settings give was not kept"
+    assert time.monotonic() - started_s < 120, "the settings' time-out was exceeded"
     assert not (tmp_path / log_name / DESCRIPTOR_PATH).exists()
 
 

@@ -221,8 +221,8 @@ def test_who_follows_is_told_where_the_ledger_was_truncated_up_to_its_place(tmp_
 def test_a_loss_below_what_was_acknowledged_since_shows_though_the_ledger_was_truncated(tmp_path: Path) -> None:
     """A loss below an acknowledged commit shows though the ledger was truncated.
 
-    The commit that landed exactly at its writer's fold is there. The records below it are compared as far as they
-    exist, and with the snapshot of the ledger's beginning.
+    The commit that landed exactly at the end of its writer's fold is there. The records below it are compared as far as
+    they exist, and with the snapshot of the ledger's beginning.
     """
     twin = TwinLog()
     with _bereft(twin, lost=1) as (log, a, last):

@@ -105,7 +105,7 @@ def test_what_nobody_has_compared_is_known_when_the_window_has_let_go_of_it(monk
 
 
 def test_what_a_writer_is_told_late_is_what_was_read() -> None:
-    """A writer's late answer is the record that was read, although another's came first: its own was lost."""
+    """A commit that was lost before its late result was read raises, although another's result came first."""
     twin = TwinLog()
     with _process(twin) as log, _writer(twin, log, "a", 0) as a, _writer(twin, log, "b", 1) as b:
         a.put(key_in(log, 0), b"precious")
@@ -137,7 +137,7 @@ def test_what_a_feed_has_not_read_again_it_has_not_compared() -> None:
 
 
 def test_a_writer_answers_for_what_another_one_of_its_log_was_told() -> None:
-    """A writer answers for another one of its log: the closed one's commit is lost at a position that this one read."""
+    """A writer raises for the lost commit of a closed one of its log, at a position that it has read."""
     twin = TwinLog()
     with _process(twin) as log, _writer(twin, log, "a", 0) as a:
         with _writer(twin, log, "b", 1) as b:

@@ -102,7 +102,7 @@ def test_a_put_into_a_slot_that_was_cleaned_up_since_does_not_count(twin: TwinLo
 
 
 def test_a_winner_that_stalls_before_its_cleanup_removes_nothing_that_counts(twin: TwinLog, tmp_path: Path) -> None:
-    """A winner whose own manifest is deleted by its cleanup stops, and says so."""
+    """A winner whose manifest was deleted before its cleanup removes nothing, and says so."""
     outcome = _stalled_at("after-win", lambda: _others(twin, tmp_path, 4), twin, tmp_path)
     assert isinstance(outcome, CompletedRound)
     assert "newer round" in outcome.cleanup.held_back

@@ -191,9 +191,9 @@ def test_spark_s_kafka_sink_has_every_change_and_repeats_only_what_was_open(
     expected = sorted((row for row in written() if row[0] > begin), key=lambda row: row[:2])
     distinct = sorted({_row(value) for _, value in records}, key=lambda row: row[:2])
     assert distinct == expected, "every change of every commit, and nothing else"
-    assert len(set(records)) == len(expected), "what came again is the same, byte for byte"
+    assert len(set(records)) == len(expected), "repeated records are the same, byte for byte"
     again = {_row(value)[0] for (_, value), count in Counter(records).items() if count > 1}
-    assert again, "and some did come again"
+    assert again, "some records were repeated"
     assert all(any(start < position <= end for start, end in opened) for position in again)
     by_offset = {key: _row(value) for key, value in records}
     by_position = {key: max(_row(value) for other, value in records if other == key) for key in by_offset}

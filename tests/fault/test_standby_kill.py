@@ -72,7 +72,7 @@ def test_a_takeover_under_load(broker: Broker, log_name: str, tmp_path: Path, is
                     put_all(table, [COPIED.change(now)])
                 position += 50
                 table.commit({"position": position})
-                assert process.wait(WAIT_S) == (-signal.SIGKILL if is_killed else 1), "the owner is over"
+                assert process.wait(WAIT_S) == (-signal.SIGKILL if is_killed else 1), "the owner's epoch has ended"
                 assert content(table) == COPIED.fold(position)
         assert (rig.state(), position_of(rig)) == (COPIED.fold(position), position)
 

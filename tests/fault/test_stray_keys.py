@@ -65,7 +65,7 @@ def _found(rig: LogRig, *, deep: bool = True) -> dict[str, Finding]:
 def test_a_stray_key_of_the_tail_is_damage(rig: LogRig, tmp_path: Path) -> None:
     """A stray key of the tail stops a round and a verification, which name it; a deep check names the chunk.
 
-    Without the key the log goes on.
+    Once its chunk is accepted as lost the log goes on.
     """
     with rig.create(partitions=1) as log:
         _write(log, b"good")

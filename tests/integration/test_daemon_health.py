@@ -65,7 +65,7 @@ def test_a_daemon_without_its_broker_is_live_and_not_ready(
         _, why = asked(port, "/readyz")
         assert "in a row failed" in why
         assert "BrokerUnavailable" in why
-        assert asked(probes, "/readyz") == (503, "not ready\n"), "kubelet is told whether, and not why"
+        assert asked(probes, "/readyz") == (503, "not ready\n"), "the kubelet gets the state, and not the reason"
         assert asked(port, "/livez") == (200, "live\n")
         own_broker.resume()
         wait_for(lambda: asked(port, "/readyz")[0] == 200, "it never gets ready again")

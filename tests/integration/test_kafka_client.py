@@ -162,7 +162,8 @@ def test_a_record_that_times_out_is_unknown(silent_server: str) -> None:
 def test_single_records_amid_others_are_fetched_alone(
     broker: Broker, topic_name: str, monkeypatch: pytest.MonkeyPatch, keeps_consumers: bool
 ) -> None:
-    """A reader of one record of each partition, as of anchors, uses a cached consumer that fetches little.
+    """Where consumers are cached, a reader of one record of each partition, as of anchors, makes one that fetches
+    little.
 
     It gets records larger than that, too. A reader of several records, or of the last one, makes another consumer,
     which any later reader may take.

@@ -253,7 +253,7 @@ def test_who_may_not_create_topics_is_given_some(place: Place) -> None:
 
 
 def test_no_secret_is_in_what_commands_print_or_write(place: Place) -> None:
-    """No secret is in the output or files of a log's whole life, a daemon's too, nor of failing commands.
+    """No secret is in the output or files of commands from init to delete, of a daemon, or of failing commands.
 
     The secrets come from the environment and a named file; the store refuses or is missing, and settings are wrong.
     `run` searches the output.

@@ -61,7 +61,7 @@ def test_rows_equal_those_of_the_local_engine(
         manifest = remote.log.manifests.read(outcome.number)
         ranges |= {(run.first_key_group, run.end_key_group) for run in manifest.runs}
     assert len(ranges) > 3
-    assert run_paths(remote) == pair.all_named(), "what was merged away, or done twice, is gone"
+    assert run_paths(remote) == pair.all_named(), "merged and duplicate runs are deleted"
     assert not list(tmp_path.glob("statelog-round-*")), "no scratch directory is left"
 
 
@@ -87,7 +87,7 @@ def test_repeated_tasks_and_errors(spark: SparkSession, broker: Broker, log_name
     tasks = [work.task(number) for work in seen for number in range(len(work.tasks))]
     manifest = rig.log.manifests.read(1)
     assert len(tasks) == len(manifest.runs) == 2
-    assert run_paths(rig) == {run.path for run in manifest.runs}, "the other attempts' runs went with the same round"
+    assert run_paths(rig) == {run.path for run in manifest.runs}, "the same round deleted the other attempts' runs"
 
     missing = next(run.path for run in manifest.runs if run.rows)
     rig.log.store.delete(missing)
@@ -137,7 +137,7 @@ def test_a_killed_worker_is_a_failed_round_at_worst(
     assert not pair.remote.log.manifests.numbers()
     pair.roll_up(maker)
     assert run_paths(pair.remote) == pair.named(1)
-    assert not list(tmp_path.glob("statelog-round-*")), "nor is there what the killed one wrote"
+    assert not list(tmp_path.glob("statelog-round-*")), "the killed worker's files are deleted"
 
 
 def test_a_state_as_parquet_by_key_group(spark: SparkSession, broker: Broker, log_name: str, tmp_path: Path) -> None:

@@ -237,7 +237,7 @@ def test_jobs_share_a_log_by_partitions(rig: SparkLog) -> None:
 
     wider = replace(one, share=None, partitions=(0,))
     assert commit_batch(wider, [run_task(plan_batch(wider), wider, 10, {}, "qa", run="next")], 2)
-    assert rig.opens() == 4, "the same query, started with other partitions, opens anew and waits for nobody"
+    assert rig.opens() == 4, "the same query, started with other partitions, opens again and waits for nobody"
 
 
 def test_the_same_query_takes_over_at_once(rig: SparkLog) -> None:

@@ -62,7 +62,7 @@ def test_an_aggregation_is_kept_exactly_once(spark: SparkSession, rig: SparkLog,
     assert forget_last_commit(tmp_path / "checkpoint") == 1
     run(counts, function, tmp_path / "checkpoint")
     assert rig.last_commit("counts") == last
-    assert rig.ledger_end() == end, "nothing was committed, and no epoch was opened, for a batch that was there"
+    assert rig.ledger_end() == end, "nothing was committed, and no epoch was opened, for a replayed batch"
     assert rig.numbers() == expected
 
 

@@ -53,7 +53,7 @@ def _job(rig: LogRig, proxy: ProviderProxy) -> int:
         with suppress(*_PASSING), _opened(rig) as log, Writer(log, "w") as writer:
             last = writer.last_commit
             begun = int(str(last.metadata["offset"])) + 1 if last else 0
-            assert begun >= number, "what was acknowledged is there"
+            assert begun >= number, "every acknowledged commit is there"
             number = begun
             while proxy.rolls < _ROLLS:
                 writer.put(b"k%d" % (number % _KEYS), b"%d" % number)

@@ -34,7 +34,7 @@ def browser() -> Generator[Browser]:
     """Yield Chromium, without a window."""
     program = chromium()
     if program is None:
-        pytest.skip(f"the page is not looked at in this run: {WHERE_TO_HAVE_IT}")
+        pytest.skip(f"the page is not tested in this run: {WHERE_TO_HAVE_IT}")
     with sync_playwright() as playwright:
         opened = playwright.chromium.launch(executable_path=program, args=["--no-sandbox"])
         yield opened
@@ -103,7 +103,7 @@ def test_a_page_outlives_the_broker(url: str, where: Where, page: Page, own_brok
     expect(page.locator("#live .badge").first).to_contain_text("not reached since", timeout=2 * _PATIENCE_MS)
     expect(page.get_by_role("heading", name="Recent errors")).to_be_visible()
     assert page.locator("svg rect").count() > 16
-    assert page.locator("#facts").get_attribute("open") is not None, "what is open stays open"
+    assert page.locator("#facts").get_attribute("open") is not None, "open parts stay open"
     own_broker.restart()
     with statelog.open(log_name, where) as log:
         _commit(log, "late", {"key 1": b"two"})

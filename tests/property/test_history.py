@@ -184,14 +184,14 @@ def _step(world: World, process: Process) -> None:
         process.history.read()
         is_gone = process.history.ask(lambda fold: fold.start) > before.position
         is_young = world.lost_s is not None and world.now_s - world.lost_s < COMPARE_S
-        assert not is_knowing or is_gone or is_young, "A: a read that should have been loud"
+        assert not is_knowing or is_gone or is_young, "A: a read that should have raised"
         if is_gone or not is_young:
             world.knew.discard(process)
     elif x < 0.75:
         before = process.history.place
         world.truncate(process)
         is_gone = process.history.ask(lambda fold: fold.start) > before.position
-        assert not is_knowing or is_gone, "A: a round that should have been loud"
+        assert not is_knowing or is_gone, "A: a round that should have raised"
         world.knew.discard(process)
     elif x < 0.83 and world.lost_s is None:
         world.lose_tail()
@@ -202,7 +202,7 @@ def _step(world: World, process: Process) -> None:
         again.history.read()
         is_below = place.last_offset < again.history.ask(lambda fold: fold.start)
         again.history.expect([place])
-        assert not is_knowing or is_below, "A: an opening from a lost place that should have been loud"
+        assert not is_knowing or is_below, "A: an opening from a lost place that should have raised"
         again.open()
 
 
@@ -214,10 +214,10 @@ def _play(seed: int) -> str:
         try:
             _step(world, process)
         except OffsetGone:
-            assert process in world.knew, "B: gone without a loss"
+            assert process in world.knew, "B: truncated without a loss"
             return "gone: truncated past all that it knew"
         except DataLoss as error:
-            assert world.lost_s is not None, f"B: told without a loss: {error}"
+            assert world.lost_s is not None, f"B: an error without a loss: {error}"
             _accept(world)
             return "told" if process in world.knew else "told by others"
         world.knew &= set(world.processes)

@@ -137,10 +137,12 @@ def _play(seed: int, fold: type[LedgerFold] = LedgerFold) -> str:
     world = World(seed, fold)
     for offset, place in _proofs(world):
         reader = world.stranger()
-        assert reader.fold.loss is not None, f"seed {seed}: the record at {offset} had seen {place}, and nobody says so"
+        assert reader.fold.loss is not None, (
+            f"seed {seed}: the record at {offset} had read {place}, and no reader raises"
+        )
         _accept(world, reader)
         return "told"
-    assert world.is_lost or world.stranger().fold.loss is None, f"seed {seed}: told of a loss without one"
+    assert world.is_lost or world.stranger().fold.loss is None, f"seed {seed}: an error without a loss"
     return "nobody who knew has written" if world.is_lost else "nothing lost"
 
 
@@ -154,9 +156,9 @@ def _accept(world: World, reader: Reader) -> None:
         world.commit(writer)
         world.open(writer, knows=world.stranger())
         world.commit(writer)
-    assert world.stranger().fold.loss is None, "told of a loss that a person accepted"
+    assert world.stranger().fold.loss is None, "an error after a person accepted the loss"
     reader.read(world.ledger)
-    assert reader.fold.loss is None, "told of a loss that a person accepted behind what was folded"
+    assert reader.fold.loss is None, "an error after a person accepted the loss behind the fold"
 
 
 def test_records_are_linked() -> None:

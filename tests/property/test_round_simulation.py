@@ -368,4 +368,4 @@ def test_a_missing_guard_is_noticed(
             _simulate(seed, tmp_path)
         except (ViolationError, StatelogError, AssertionError):
             return
-    pytest.fail("no history noticed that the guard is gone")
+    pytest.fail("no history noticed the missing guard")

@@ -75,7 +75,7 @@ class Judge:
             self._take(valid)
         for job in self.jobs:
             lost = job.told - {*self.seen[job.name]} - job.empty
-            assert not lost, f"{job.name} was told of {lost}"
+            assert not lost, f"{job.name}: acknowledged, and not in history: {lost}"
         assert self.machine.rig.state() == self._state
 
     def _take(self, valid: ValidCommit) -> None:
@@ -200,7 +200,7 @@ class History:
         run.step()
         if self.kind == "forks" and len(run.job.told) > told and begun == self._begun:
             self.judge.look()
-            assert run.job.kind == "plain" or self.judge.holds(run), "told of an old batch, or of another's rows"
+            assert run.job.kind == "plain" or self.judge.holds(run), "acknowledged an old batch, or another's rows"
 
     def fork(self) -> None:
         """Copy the checkpoint of a query, now or as it was."""

@@ -77,7 +77,7 @@ class _History:
                     held = table_of(reader)
                 assert set(held.column("key_group").to_pylist()) <= set(range(run.first_key_group, run.end_key_group))
                 if run.start_position == 0:
-                    assert DELETE not in held.column("op").to_pylist(), "a delete that hides nothing was kept"
+                    assert DELETE not in held.column("op").to_pylist(), "a delete that hides nothing was retained"
 
     def _daemon(self) -> BackgroundMerge:
         environment = replace(self.twin.environment, start=inline)
@@ -142,4 +142,4 @@ def test_a_missing_guard_is_noticed(
             _play(seed, tmp_path)
         except (AssertionError, StatelogError):
             return
-    pytest.fail("no history noticed that the guard is gone")
+    pytest.fail("no history noticed the missing guard")

@@ -232,7 +232,7 @@ ZOMBIES = (-1, 2, 6)
 
 def _tell(scratch: Path, faults: Faults, way: Way) -> World:
     world = tell(scratch, faults, is_kept=way.is_kept, zombie_at=way.zombie_at).world
-    assert not [line for line in world.told if "set aside" in line], "a directory that was sound was set aside"
+    assert not [line for line in world.told if "set aside" in line], "a sound directory was quarantined"
     assert faults or way.zombie_at not in ZOMBIES or not world.told
     return world
 

@@ -124,7 +124,7 @@ def test_a_loss_is_told_before_it_does_harm(
     except (StatelogError, StuckError, AssertionError) as error:
         loud = error
     if (accident, scene) in SURE:
-        assert loud is not None, "nobody said anything"
+        assert loud is not None, "no process raised"
     world = seen[0]
     assert isinstance(loud, Damaged | CommitRefused | StuckError | None), loud
     later = [Fact(one.offset, one.tag) for one in world.attempts.values() if one.offset is not None]

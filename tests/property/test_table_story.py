@@ -38,7 +38,7 @@ _TRUNCATED = "the log was truncated past it"
 def _tell(scratch: Path, faults: Faults, way: Way) -> World:
     world = tell(scratch, faults, is_kept=way.is_kept, loading=way.loading)
     aside = [line for line in world.told if "set aside" in line and not line.endswith(_TRUNCATED)]
-    assert not aside, f"a directory that was sound was set aside: {aside}"
+    assert not aside, f"a sound directory was quarantined: {aside}"
     assert faults or not world.told
     return world
 

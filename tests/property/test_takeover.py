@@ -151,8 +151,8 @@ def _turn(takeover: Takeover, actor: Actor, count: int) -> int:
 
 def _check(takeover: Takeover) -> None:
     """Check the properties of every takeover."""
-    assert takeover.fenced, "the old writer was never told"
-    assert all(offset < takeover.new_epoch for offset in takeover.told), "told of a commit behind the Open"
+    assert takeover.fenced, "the old writer never raised"
+    assert all(offset < takeover.new_epoch for offset in takeover.told), "a commit behind the Open was acknowledged"
     assert takeover.commits_behind() <= 1, "the old writer went on after it could know"
     last = takeover.seen.get("old")
     assert (last.offset if last else -1) == max(takeover.told, default=-1), "the new writer's view was not final"
@@ -161,7 +161,7 @@ def _check(takeover: Takeover) -> None:
         assert recover(log, key_groups=groups).to_dict() == takeover.state, "the state moved after the Open"
         state = recover(log).to_dict()
     assert set(state.values()) == {b"old %d" % len(takeover.told)} - {b"old 0"}, (
-        "a change appeared that was not committed, or one that was is missing"
+        "an uncommitted change appeared, or a committed one is missing"
     )
 
 

@@ -166,7 +166,7 @@ def check(rig: LogRig, sources: list[Source], told: dict[str, int]) -> dict[str,
         expected |= source.fold(ends[source.name])
     assert state == expected
     for name, position in told.items():
-        assert ends[name] >= position, f"{name} was told {position}, the log is at {ends[name]}"
+        assert ends[name] >= position, f"{position} was acknowledged to {name}, the log is at {ends[name]}"
     return ends
 
 
@@ -177,7 +177,7 @@ def check_recovery(rig: LogRig, sources: list[Source], told: dict[str, int]) -> 
         state = recovery.to_dict()
     ends = {source.name: 0 for source in sources}
     ends |= {name: int(last.metadata["position"]) for name, last in recovery.commits.items()}
-    assert all(ends[name] >= position for name, position in told.items()), f"told {told}, recovered {ends}"
+    assert all(ends[name] >= position for name, position in told.items()), f"acknowledged {told}, recovered {ends}"
     expected: dict[bytes, bytes] = {}
     for source in sources:
         expected |= source.fold(ends[source.name])

@@ -142,7 +142,7 @@ def check_reads(world: World, history: Sequence[Fact]) -> None:
     """Check that every state given out is history's at its position, and that none is too old."""
     for read in world.reads:
         assert read.state == state_at(world, history, read.position), f"{read.reader} got another state: {read}"
-        assert read.position >= read.floor, f"{read.reader} missed what was acknowledged before it began: {read}"
+        assert read.position >= read.floor, f"{read.reader} missed an earlier acknowledgement: {read}"
 
 
 def state_at(world: World, history: Sequence[Fact], position: int) -> State:

@@ -125,7 +125,7 @@ class World:
             return len(self.data[queue]) - 1
         arrived = ledger.decode(ledger.encode(record))
         assert arrived is not None, "a ledger record lost its magic"
-        assert arrived == record, "a ledger record changed on its way"
+        assert arrived == record, "a ledger record changed in flight"
         self.ledger.append(arrived)
         return len(self.ledger) - 1
 

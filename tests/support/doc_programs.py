@@ -16,7 +16,7 @@ _PLACE = "/tmp/statelog"
 def check_page(page: Path, directory: Path, printed: Callable[[], str], **given: Any) -> None:
     """Run a page's programs one after the other, as one, and compare what each prints with its comments.
 
-    `given` are names that the page takes for granted, beside `where`.
+    `given` are names that the page takes for granted, in addition to `where`.
     """
     found = [program.replace(_PLACE, str(directory / "statelog")) for program in programs(page)]
     names: dict[str, Any] = {"where": Twin().where(), **given}

@@ -65,5 +65,5 @@ def programs(document: Path, language: str = "python") -> list[str]:
 def said(program: str) -> list[str]:
     """Return the output that a program's comments promise: one comment behind every print."""
     found = _PRINT.findall(program)
-    assert len(found) == program.count("print("), "a print without a comment that says what it prints"
+    assert len(found) == program.count("print("), "a print without a comment that gives its output"
     return found

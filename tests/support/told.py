@@ -55,7 +55,7 @@ def told(match: str = "") -> Generator[list[str]]:
     """Expect lines, at least one of which matches; yield them."""
     with lines() as texts:
         yield texts
-    assert any(re.search(match, text) for text in texts), f"nothing about {match!r} was told: {texts}"
+    assert any(re.search(match, text) for text in texts), f"no line matches {match!r}: {texts}"
 
 
 @pytest.fixture(autouse=True)
@@ -63,7 +63,7 @@ def nothing_untold() -> Generator[None]:
     """Fail a test that logged a line that it did not expect."""
     with lines() as texts:
         yield
-    assert texts == [], f"told without being expected: {texts}"
+    assert texts == [], f"logged without being expected: {texts}"
 
 
 @pytest.fixture

@@ -139,7 +139,7 @@ class Nemesis:
     def _until_in_sync(self) -> Track:
         deadline = time.monotonic() + _IN_SYNC_TIMEOUT_S
         while not self._cluster.is_in_sync(self._topics):
-            assert time.monotonic() < deadline, "the replicas did not come together again"
+            assert time.monotonic() < deadline, "the replicas are not in sync again"
             yield 0.3
 
     # ---- actors
@@ -233,7 +233,7 @@ def _wait_for_quiet(cast: Cast) -> None:
     waiting: set[str] = {name for name in NAMES if not name.startswith("task")}
     deadline = time.monotonic() + _QUIET_TIMEOUT_S
     while waiting:
-        assert time.monotonic() < deadline, f"got no further: {sorted(waiting)}"
+        assert time.monotonic() < deadline, f"made no progress: {sorted(waiting)}"
         cast.tend()
         time.sleep(1.0)
         now = cast.progress()

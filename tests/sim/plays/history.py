@@ -82,7 +82,7 @@ class HistoryWorld:
         except Fenced:
             old.close()
         else:
-            raise AssertionError("the fenced writer was told that it committed")
+            raise AssertionError("the fenced writer's commit was acknowledged")
 
     def adopt(self, name: str) -> None:
         """Persist and die; the next incarnation commits the handle."""

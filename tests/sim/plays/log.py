@@ -87,7 +87,7 @@ def _wake_up_late(world: World) -> None:
         except (Fenced, *AGAIN):
             process.writer = None
         else:
-            raise AssertionError("the first life still commits")
+            raise AssertionError("the first incarnation still commits")
 
     world.play("w1", scene)
 

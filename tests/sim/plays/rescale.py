@@ -60,7 +60,7 @@ def _keys(partition: int) -> list[bytes]:
 
 
 def first_key(partition: int) -> bytes:
-    """Return a key that lives in a partition."""
+    """Return a key of a partition."""
     return _keys(partition)[0]
 
 
@@ -168,7 +168,7 @@ class RescaleWorld:
             if other.number == number or set(other.partitions) & set(worker.partitions):
                 other.is_fenced = True
         assert worker.after(0) == {p: self.committed[p] for p in worker.partitions}, (
-            "a position is not where it was left"
+            "a position differs from the one that was left"
         )
         model = self.model
         assert worker.state == {key: value for p in worker.partitions for key, value in model[p].items()}
@@ -193,7 +193,7 @@ class RescaleWorld:
             self._bury(worker)
             assert worker.is_fenced, "a worker was fenced, and nobody had replaced it"
             return
-        assert not worker.is_fenced, "a worker that was replaced was told that it committed"
+        assert not worker.is_fenced, "a replaced worker's commit was acknowledged"
         self.committed |= ends
 
     def round(self) -> None:

@@ -273,7 +273,7 @@ class Run:
         machine, opens = self.machine, self.machine.opens().items()
         if isinstance(error, Fenced) and self.job.kind != "plain" and machine.lost_from is None:
             others = [one for at, one in opens if at >= self.begun and machine.openers.get(one.nonce) != self.name]
-            assert others, f"{self.job.name} was told of a take-over that it made itself"
+            assert others, f"{self.job.name} raised for a takeover of its own"
 
     def _abort(self, error: StatelogError) -> None:
         """Raise the error behind the abort to every waiter of the job."""

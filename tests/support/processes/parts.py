@@ -68,7 +68,7 @@ class Lives:
         self._process.stdin.write(json.dumps([_name(part), *map(str, arguments)]) + "\n")
         self._process.stdin.flush()
         answer = self._process.stdout.readline()
-        assert answer, "the process that gives lives has ended"
+        assert answer, "the process that forks has ended"
         return int(answer)
 
     def close(self) -> None:

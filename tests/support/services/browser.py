@@ -61,7 +61,7 @@ def look(browser: str, folder: Path, page: str, *, width: int, timeout_s: float 
             try:
                 return found.get(timeout=timeout_s)
             except Empty:
-                raise AssertionError(f"the page told nothing within {timeout_s:g} s") from None
+                raise AssertionError(f"the page reported nothing within {timeout_s:g} s") from None
             finally:
                 process.terminate()
                 process.wait(timeout=60)

@@ -1,4 +1,4 @@
-"""A small S3 service inside the test's process, which fails requests as it is told: before or after their effect.
+"""A small S3 service inside the test's process, which fails requests on demand: before or after their effect.
 
 It answers the requests that s3fs makes of a bucket (whole objects, ranges, conditional puts, listings by delimiter). So
 the client under test is the real one with all its own repeats. Other tests check the behaviour of a real S3 store.

@@ -55,7 +55,7 @@ def _struck_round(spark: SparkSession, pair: EnginePair, case: tuple[str, str, i
     pair.change(200)
     pair.roll_up(engine_of(maker, strike, stages))
     if kind == "none":
-        assert run_paths(pair.remote) == pair.all_named(), "what other attempts left is gone"
+        assert run_paths(pair.remote) == pair.all_named(), "the other attempts' runs are deleted"
         assert not list(pair.directory.glob("statelog-round-*")), "no scratch directory is left"
         return
     assert [len(done) for done in stages] == [2] * len(stages)
@@ -64,7 +64,7 @@ def _struck_round(spark: SparkSession, pair: EnginePair, case: tuple[str, str, i
     assert misfortune.attempts() > 1
     assert not misfortune.alone.exists(), "Spark did not speculate"
     assert by_attempt.count(taken) == 1, (taken, by_attempt)
-    assert len(by_attempt) > 1 or point == "begun", "what nobody names was there"
+    assert len(by_attempt) > 1 or point == "begun", "the other attempts' runs existed"
 
 
 def main() -> int:
