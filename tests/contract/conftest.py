@@ -43,9 +43,7 @@ class _Noting:
 
 
 def _marks(place: str, backend: str, loading: Loading) -> list[pytest.MarkDecorator]:
-    """Return the marks of a combination: few are worth a minute of every run; on a broker one backend stands
-    for both.
-    """
+    """Return the marks of a combination: few are worth a minute of each run; on a broker one backend is enough."""
     often = (place, backend, loading) in {
         ("twin", "dict", Loading.FIRST),
         ("twin", "rocksdb", Loading.FIRST),

@@ -63,9 +63,7 @@ def test_a_writer_that_is_open_goes_on_and_says_so_within_a_minute(rig: LogRig, 
 @pytest.mark.parametrize(("setting", "value"), SETTINGS)
 @pytest.mark.parametrize("topic", ["data_topic", "ledger_topic"])
 def test_a_round_goes_on_and_alarms(rig: LogRig, tmp_path: Path, topic: str, setting: str, value: str) -> None:
-    """Every round goes on with an alarm, also one without work, whether its log was opened before the change or
-    after.
-    """
+    """Every round goes on with an alarm, also one without work, for a log opened before or after the change."""
     events: list[Event] = []
     with rig.create() as log:
         daemon = Materializer(log, settings_for(tmp_path), on_event=events.append)

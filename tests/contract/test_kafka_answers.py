@@ -144,9 +144,7 @@ def test_a_call_that_fails_is_unavailable_or_done(bad: Bad, topic: str, when: st
 
 @pytest.mark.parametrize("when", ["before", "after"])
 def test_a_creation_whose_answer_is_lost_is_told(bad: Bad, when: str) -> None:
-    """A creation whose answer is lost is created, unavailable or there already, and never falsely reported as
-    created.
-    """
+    """A creation whose answer is lost is created, unavailable or there already, and never falsely created."""
     name = f"answers-{uuid.uuid4().hex[:12]}"
     (bad.fail_before if when == "before" else bad.fail_after)("create_topic", 1)
     spec = TopicSpec(name=name, partitions=1, replication_factor=1)

@@ -211,9 +211,7 @@ class TestReader:
         kafka.delete_topic(stamped)
 
     def test_a_start_below_the_log_start_is_gone(self, kafka: Kafka, topic: str) -> None:
-        """A start below the log start is OffsetGone before any record, and names partition, wanted and present
-        offsets.
-        """
+        """A start below the log start is OffsetGone before any record, with partition, wanted and present offsets."""
         write_all(kafka, topic, 1, numbered(10))
         kafka.delete_records(topic, {1: 4})
         seen: list[Record] = []

@@ -140,9 +140,7 @@ def die_before_the_mark(rig: LogRig, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_create_that_died_is_finished_at_its_own_root(rig: LogRig, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A create that died is finished at its own root; before it no log can be opened, and other settings are
-    refused.
-    """
+    """A create that died is finished at its own root; before it no open succeeds, and other settings are refused."""
     die_before_the_mark(rig, monkeypatch)
     with pytest.raises(NotFound, match="died"):
         rig.open()

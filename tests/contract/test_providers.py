@@ -137,9 +137,7 @@ def test_a_service_that_does_not_tell(tmp_path: Path) -> None:
 
 
 def test_a_topic_that_is_known_to_acknowledge_early(tmp_path: Path) -> None:
-    """A topic that is known to acknowledge early is refused by its setting's name before any write, whatever is
-    waived.
-    """
+    """A topic known to acknowledge early is refused by its setting's name before any write, whatever is waived."""
     twin = Twin(WARPSTREAM_LIGHTNING)
     with pytest.raises(UnsafeTopic, match=r"warpstream\.topic\.type is lightning") as caught:
         twin.live(tmp_path, *Waiver)

@@ -120,9 +120,7 @@ NOTE: dict[str, Any] = {"text": "", "texts": [], "wide": []}
 def test_typed_values_are_refused_where_they_come_in(
     limit: int, rig: LogRig, field: str, item: Any, item_bytes: int
 ) -> None:
-    """Typed values are refused by their size in the log, not by characters and items: accepted ones can be
-    committed.
-    """
+    """Typed values are refused by their size in the log, not by characters: accepted ones can be committed."""
     with TableRig(rig, None).open(value_schema=json.dumps(NOTES)) as table:
         with pytest.raises(ValueTooLarge):
             table[b"k"] = {**NOTE, field: item * (limit // item_bytes)}

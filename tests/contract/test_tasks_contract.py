@@ -311,9 +311,7 @@ def test_an_adopted_handle_whose_chunks_are_gone_is_not_committed(rig: LogRig, l
 
 
 def test_another_process_of_the_job_commits_under_the_grant(rig: LogRig, log: Log, producer: Producer) -> None:
-    """Another process of the job resumes the grant without an Open; the first one's view is stale, its commit
-    refused.
-    """
+    """Another process of the job resumes the grant without an Open; the first one is stale, its commit refused."""
     even, odd = split_keys(log)
     with Coordinator(log, "c") as planning, rig.open() as other:
         grant = pickle.loads(pickle.dumps(planning.grant))
@@ -328,9 +326,7 @@ def test_another_process_of_the_job_commits_under_the_grant(rig: LogRig, log: Lo
 
 
 def test_the_last_commits_of_all_writers(rig: LogRig, log: Log) -> None:
-    """Any process reads the last commits of all writers from the log, also fenced ones, but not of finally
-    ended ones.
-    """
+    """Any process reads the last commits of all writers from the log, also fenced, but not finally ended ones."""
     assert log.commits() == {}
     for name, partition, final in (("a", 0, False), ("b", 1, True), ("c", 0, False)):
         with Writer(log, name, partitions=[partition]) as writer:

@@ -54,9 +54,7 @@ def test_what_lies_around_a_batch_is_read(kafka: Kafka, spoilt: str) -> None:
 
 
 def test_it_is_stepped_over_where_nothing_counts(kafka: Kafka, spoilt: str) -> None:
-    """A batch is skipped where nothing counts, after one check for all of its offsets; every other record comes
-    once.
-    """
+    """A batch is skipped where nothing counts, after one check for its offsets; every other record comes once."""
     reader, asked = kafka.reader(spoilt), list[tuple[int, OffsetRange]]()
     ranges = {partition: OffsetRange(0, 7) for partition in range(2)}
 

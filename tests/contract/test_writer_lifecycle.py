@@ -222,9 +222,7 @@ def test_a_confirm_may_come_after_the_truncation(rig: LogRig, log: Log) -> None:
 
 
 def test_truncate_and_close_keeps_what_a_checkpoint_needs(rig: LogRig, log: Log) -> None:
-    """The tail is dropped without a warning; a checkpoint in flight below it completes, and the next writer
-    commits it.
-    """
+    """The tail is dropped without a warning; a checkpoint in flight below it completes, for a later incarnation."""
     writer = Writer(log, "w")
     writer.put(b"a", b"1")
     persist = writer.persist(1)

@@ -130,9 +130,7 @@ def test_an_empty_log_is_copied_too(tmp_path: Path) -> None:
 
 
 def test_what_the_log_truncated_is_copied_whole_again(move: Move) -> None:
-    """A copy is whole after two rounds, though no topic has the changes since the last copy; deleted keys stay
-    deleted.
-    """
+    """A copy is whole after two rounds, though no topic has the changes since the last; deleted keys stay deleted."""
     move.copy()
     with move.old.open() as log:
         for _ in range(3):
@@ -339,9 +337,7 @@ def test_what_is_copied_is_held_until_it_was_compared(move: Move, monkeypatch: p
 
 
 def test_a_log_that_moved_on_before_its_copy_was_compared_is_told(move: Move) -> None:
-    """A log that moved on without a lease before its copy was compared raises; nothing is lost, and it is
-    copied again.
-    """
+    """A log that moved on without a lease before its copy was compared raises, loses nothing, and is copied again."""
 
     def move_on() -> None:
         with move.old.open() as log:

@@ -73,9 +73,7 @@ def test_an_interrupted_task_ends(log: Log) -> None:
 
 
 def test_a_forked_child_has_no_task(rig: LogRig, log: Log) -> None:
-    """A forked child has no task: parent and child would send under one number, with chunks that no reader
-    could tell.
-    """
+    """A forked child has no task: parent and child would send indistinguishable chunks under one number."""
     with Coordinator(log, "c") as coordinator:
         task = TaskWriter(log.kafka.producer(), coordinator.task(1), slot=0)
         task.put(b"k", b"v")

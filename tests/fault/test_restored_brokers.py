@@ -42,9 +42,7 @@ def commit(log: Log, number: int) -> dict[bytes, bytes]:
 
 
 def put_back(tmp_path: Path) -> tuple[TwinLog, dict[str, dict[int, int]]]:
-    """Return a log of five commits and a snapshot of all, on brokers put back to the second commit, and their ends
-    then.
-    """
+    """Return a log of five commits in a snapshot, on brokers put back to the second commit, and their ends then."""
     twin = TwinLog(partitions=PARTITIONS)
     with twin.open() as log:
         for number in (1, 2):

@@ -45,9 +45,7 @@ def twin(tmp_path: Path) -> TwinLog:
 
 @pytest.mark.parametrize("point", ["after-newest", "after-fold", "after-delta", "after-merge", "after-upload"])
 def test_a_round_that_was_overtaken_before_its_put_loses(point: str, twin: TwinLog, tmp_path: Path) -> None:
-    """A round whose base was superseded and cleaned up loses: its missing files are no data loss, and it
-    removes none.
-    """
+    """A round whose base was superseded and cleaned up loses: missing files are no data loss, and it removes none."""
     before = set[str]()
 
     def meanwhile() -> None:

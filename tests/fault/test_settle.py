@@ -314,9 +314,7 @@ def test_a_commit_that_includes_a_skipped_checkpoint_is_settled(world: World) ->
 
 @pytest.mark.parametrize("roll_over", [False, True])
 def test_a_commit_with_chunks_sent_ahead_is_left_to_the_next_life(world: World, roll_over: bool) -> None:
-    """A commit with chunks sent ahead under this epoch is left to the next incarnation, in one change set or
-    several.
-    """
+    """A commit with chunks sent ahead in this epoch is left to the next incarnation, in one change set or more."""
     settings = WriterSettings(roll_rows=1, list_bytes=1, roll_bytes=1)
     with world.rig.open() as log, Environment(clock=Clock()).run(Writer, log, "w", settings=settings) as writer:
         writer.put(b"k", b"v")
@@ -445,9 +443,7 @@ def task_of(log: Log, coordinator: Coordinator, checkpoint_id: int, changes: dic
 
 @pytest.mark.usefixtures("busy_ledger")
 def test_a_limit_that_was_lowered_is_named(world: World) -> None:
-    """A commit that a broker refuses for its size may have landed by an earlier try: unknown, with the
-    setting's name.
-    """
+    """A commit that a broker refuses for its size may have landed before: unknown, with the setting's name."""
     with world.rig.open() as log, world.writer(log) as writer:
         writer.commit(checkpoint_id=1)
         world.cluster.set_topic_config("s", {"max.message.bytes": "1000"})

@@ -22,7 +22,7 @@ def _twin(tmp_path: Path, snapshots: int) -> TwinLog:
 
 
 def test_a_store_that_stopped_refusing_is_found_before_a_manifest_is_put(tmp_path: Path) -> None:
-    """Of two materializers on such a store, one in the middle of the other's round, neither wins a slot or deletes."""
+    """A store that no longer refuses lets neither of two materializers, one amid the other's round, win or delete."""
     twin = _twin(tmp_path, 3)
     files = {info.path: info for info in twin.disk.files("log/manifests/")}
     twin.disk.honours_absence = False

@@ -366,9 +366,7 @@ def test_the_daemon_ends_once_nobody_reads_its_events(shell: Shell) -> None:
 
 
 def test_the_daemon_waits_for_its_log(broker: Broker, tmp_path: Path, log_name: str) -> None:
-    """With --wait a daemon finds a log that is made later, and SIGTERM ends its wait with 0; without, it is
-    NotFound.
-    """
+    """With --wait a daemon finds a log made later, and SIGTERM ends its wait with 0; without, it is NotFound."""
     shell = Shell(broker.bootstrap, tmp_path, log_name)
     assert shell.json("materialize", log_name, code=3)["error"] == "NotFound"
     for is_made in (False, True):

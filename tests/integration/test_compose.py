@@ -67,9 +67,7 @@ class Stack:
         return self.compose("run", "--rm", "--no-TTY", "statelog", *arguments)
 
     def open_log(self) -> Log:
-        """Return the log as a program on this machine opens it: as the page on development says, at this run's
-        ports.
-        """
+        """Return the log as a program on this machine opens it: as the development page says, at this run's ports."""
         page = ROOT / "docs" / "guide" / "development.md"
         section = page.read_text(encoding="utf-8").partition("## With Docker")[2]
         _, printed, _ = re.split(r"^```(?:python)?\n", section, maxsplit=2, flags=re.MULTILINE)

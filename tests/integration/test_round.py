@@ -98,9 +98,7 @@ def test_rounds_truncate_merge_retain_and_publish(broker: Broker, log: Log, root
 
 
 def test_two_materializers_at_once_are_only_wasteful(broker: Broker, log: Log, root: Path, scratch: Path) -> None:
-    """Two concurrent materializers leave one winner for each slot and the right state; the other finds nothing or
-    loses.
-    """
+    """Two concurrent materializers leave one winner for each slot and the right state; the other one loses."""
     model: State = {}
     settings = settings_for(scratch)
     logs = [_open(broker, log.name, root) for _ in range(2)]
@@ -172,9 +170,7 @@ def test_a_recreated_topic_stops_the_round(log: Log, scratch: Path) -> None:
 
 @pytest.mark.parametrize("which", ["data", "ledger"])
 def test_records_that_somebody_truncated_are_a_typed_loss(which: str, log: Log, scratch: Path) -> None:
-    """Truncation by somebody else above the newest snapshot's needs is OffsetGone with the topic; no manifest
-    is put.
-    """
+    """Truncation by somebody else above the newest snapshot's needs is OffsetGone with the topic, and no put."""
     model: State = {}
     settings = settings_for(scratch)
     _write(log, model, 0)

@@ -213,9 +213,7 @@ def test_a_round_without_the_right_on_its_group_goes_on_and_says_so(place: Place
 
 
 def test_a_log_is_made_and_deleted_with_exactly_the_rights(place: Place) -> None:
-    """Making and deleting a log needs exactly the rights, each named while missing; a retry takes over the
-    leftovers.
-    """
+    """Making and deleting a log needs exactly the rights, each named while missing; a retry takes leftovers over."""
     for missing in MAKING:
         place.broker.grant("administrator", [right for right in MAKING if right != missing])
         with pytest.raises(ConfigError) as caught:

@@ -195,9 +195,7 @@ def test_a_client_that_is_refused_ends_with_2_at_once(place: Place, settings: di
 def test_a_missing_right_ends_a_command_with_2(
     place: Place, user: str, args: tuple[str, ...], missing: str, on: str
 ) -> None:
-    """A missing right ends a command with 2, the operation and the topic; a daemon, too: every round would
-    repeat it.
-    """
+    """A missing right ends a command with 2, operation and topic; a daemon, too: every round would repeat it."""
     given = [_rows(place.directory.parent, 4) if arg == "rows" else arg for arg in args]
     ended = place.run(place.settings(user), *given)
     assert ended.code == 2, ended.printed

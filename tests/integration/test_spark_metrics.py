@@ -78,7 +78,7 @@ def test_executors_on_other_machines_count_there(scraped: list[Scraped]) -> None
 
 
 def test_alone_a_driver_sees_no_worker(spark: SparkSession, broker: Broker, log_name: str, tmp_path: Path) -> None:
-    """Without that directory the driver shows its own process alone, where Spark's sink and source do nothing."""
+    """Without a shared directory the driver shows its own process alone, where Spark's sink and source do nothing."""
     registry = CollectorRegistry()
     end = export_metrics(registry)
     try:

@@ -130,7 +130,7 @@ def _shrink_and_grow(world: RescaleWorld) -> None:
 
 @pytest.mark.parametrize("care", [Care.OWN_COMMIT_ONLY, Care.OWN_PARTITIONS_ONLY])
 def test_a_careless_job_counts_twice_and_is_found_out(care: Care, tmp_path: Path) -> None:
-    """Without either half of the rule for source positions a partition resumes from its old position: counts double."""
+    """Without either half of the rule for source positions a partition resumes too early, and counts twice."""
     with pytest.raises(AssertionError, match="position"):
         _shrink_and_grow(RescaleWorld(tmp_path, care))
 

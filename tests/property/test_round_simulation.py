@@ -85,9 +85,7 @@ class RoundWorld:
                     actor.kill()
 
     def settle(self) -> None:
-        """Let leases and subscriptions of dead processes expire, then run undisturbed rounds until no garbage
-        is left.
-        """
+        """Let leases and subscriptions of dead processes expire, then run undisturbed rounds until garbage is gone."""
         self.twin.now_s += 2 * _CAP.idle_s
         settings = settings_for(self.world.scratch, subscriptions=_CAP)
         for _ in range(KEEP + 1):

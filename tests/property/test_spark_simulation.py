@@ -58,9 +58,9 @@ class Judge:
         self._state: State = {}
         self.seen: dict[str, list[int]] = {job.name: [] for job in jobs}
         self.newest: dict[str, Range] = {}
-        """What each job's last commit holds."""
+        """The rows of each job's last commit."""
         self._epochs: dict[str, int] = {}
-        """Under which epoch each run committed last."""
+        """The epoch of each run's last commit."""
         self._is_foreign: set[str] = set()
         self._log = machine.apart(machine.rig.open)
         self._ledger = machine.apart(self._log.replay)

@@ -136,9 +136,7 @@ class Life:
             self.finish()
 
     def finish(self) -> None:
-        """Commit the checkpoints in flight, perhaps after leaving a handle for the next incarnation; skip or abort
-        some.
-        """
+        """Commit the checkpoints in flight, perhaps after leaving a handle for a successor; skip or abort some."""
         under_way, self.under_way = self.under_way, []
         for persist, end in under_way:
             handle = persist.result()

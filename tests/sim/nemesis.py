@@ -111,7 +111,7 @@ class Nemesis:
         self._dying: set[str] = set()
         self._fate = Fate.DELIVER
         self.is_quiet = False
-        """Set to True it counts and plays nothing: for the judge's own questions."""
+        """If True the nemesis counts and plays nothing: for the judge's own queries."""
 
     # ---- the acting process
 

@@ -107,9 +107,7 @@ class Cast:
         assert is_victim or self._was_replaced(actor), self._last_words(actor)
 
     def _was_replaced(self, actor: _Actor) -> bool:
-        """Return whether another incarnation of its name fenced it: one that is alive, opened later, or died
-        opening.
-        """
+        """Return whether another incarnation of its name fenced it: one that is alive, newer, or died opening."""
         if actor.process.exitcode != FENCED:
             return False
         if actor.name in self._killed or any(other.name == actor.name for other in self._actors if other is not actor):

@@ -176,11 +176,11 @@ class Run:
         self.is_over = self.is_busy = self.has_died = False
         self.error: StatelogError | None = None
         self.witness = 0
-        """How far the ledger was read when its last batch was planned."""
+        """The ledger position that was read when its last batch was planned."""
         self.planned_s, self.last_s = 0.0, 0.0
         """When it began to plan its last batch, and ended its last step; infinity within one."""
         self.begun = machine.end
-        """Where the ledger ended before it."""
+        """The ledger's end before it."""
         self._was_lost = False
         last = len(job.ranges) - 1
         self.batch = last if last >= 0 and last not in job.done else last + 1

@@ -137,16 +137,18 @@ class Machine:
         self.rng = rng
         self.elsewhere: Callable[[], object] = lambda: None
         self.is_quiet = True
-        """Whether nothing goes wrong, and nobody stands still."""
+        """Whether no fault happens, and nobody pauses."""
         self.has_deposed = False
-        """Whether a broker may answer that does not know yet that it is deposed. Who plans a batch then may not learn
-        of the one before, which another process committed: that is told when it is committed, and is no false alarm.
+        """Whether a broker may answer that does not know yet that it is deposed.
+
+        A planner may then miss the batch before, which another process committed. The commit raises for that, and it is
+        no false alarm.
         """
         self.lost_from: int | None = None
         self._lost_s = math.inf
-        """Where the ledger ended once it had lost its end."""
+        """The ledger's end once it had lost its tail."""
         self.openers: dict[bytes, str | None] = {}
-        """Which run sent an Open, by nonce."""
+        """The run that sent an Open, by nonce."""
         self._share = share
         self._now_s = _START_S
         self._sessions: list[Session] = []

@@ -168,9 +168,7 @@ def abort(one: socket.socket) -> None:
 
 
 class ProviderProxy(Closing):
-    """A proxy that listens on loopback at once, before the cluster at `bootstrap`, host:port, on the time of
-    `clock`.
-    """
+    """A proxy that listens on loopback at once, before the cluster at `bootstrap`, host:port, by `clock`'s time."""
 
     def __init__(self, bootstrap: str, provider: Provider, *, clock: Callable[[], float] = time.monotonic) -> None:
         self.provider = provider

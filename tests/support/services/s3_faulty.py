@@ -32,9 +32,7 @@ _CODES = {
 
 
 class Told(NamedTuple):
-    """A fault: the next request of a method, for a key with `part` in it, ends with `status`; `after` it took
-    effect.
-    """
+    """A fault: the next request of a method, for a key with `part`, ends with `status`; `after` it took effect."""
 
     method: str
     status: int

@@ -34,9 +34,7 @@ def main(text: str) -> None:
 
 
 def _write_topic(spark: SparkSession, given: dict[str, Any]) -> None:
-    """Write a topic's records into the log, by Spark's Kafka source and our sink; their offsets put them in
-    sequence.
-    """
+    """Write a topic's records into the log, by Spark's Kafka source and our sink; their offsets are the sequence."""
     records = (
         spark.readStream.format("kafka")
         .option("kafka.bootstrap.servers", given["options"]["kafka.bootstrap.servers"])
