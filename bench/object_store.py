@@ -35,6 +35,7 @@ from statelog.materializer import Control, Materializer, MaterializerSettings
 from statelog.materializer.cleanup import VerifiedRuns
 from statelog.materializer.outcome import CompletedRound
 from statelog.materializer.round import Round
+from statelog.materializer.settings import MaterializerTuning
 from statelog.recovery import recover
 from statelog.schemas.changes.replay_plan import ReplayPlan
 from statelog.tables import TableSettings
@@ -207,7 +208,9 @@ def _count(name: str, unit: str, value: float) -> Figure:
 def _idle(log: Log, store: SlowStore) -> list[Figure]:
     """Count the requests of the daemon of an idle log, for each interval after its start."""
     control = Control()
-    daemon = Materializer(log, MaterializerSettings(interval_s=_INTERVAL_S, jitter=0.0), control=control)
+    daemon = Materializer(
+        log, MaterializerSettings(interval_s=_INTERVAL_S, _tuning=MaterializerTuning(jitter=0.0)), control=control
+    )
     begun_s = _INTERVAL_S / 2
     Timer(begun_s, store.slow_down, [0.0]).start()
     Timer(begun_s + _INTERVAL_S * _INTERVALS, control.stop).start()

@@ -2,8 +2,8 @@
 
 In the source a settings class explains its fields in two columns:
 
-    stall_timeout_s      give up when Kafka makes no progress for this long
-    holder               the reader's name in its lease, for people
+    threads  how many partitions are folded at the same time
+    holder   the reader's name in its lease, for people
 """
 
 import re

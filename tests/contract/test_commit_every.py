@@ -20,7 +20,7 @@ TEXT = '{"type": "record", "name": "V", "fields": [{"name": "text", "type": "str
 def test_commit_every(tables: TableRig) -> None:
     """Early calls are deferred, a late call or one with too many keys commits, and the block's end commits the rest."""
     now_s = [0.0]
-    environment, settings = Environment(clock=lambda: now_s[0]), TableSettings(uncommitted_changes_max=5)
+    environment, settings = Environment(clock=lambda: now_s[0]), TableSettings(uncommitted_bytes_max=5 << 10)
     with tables.open(environment=environment, settings=settings) as table:
         for i in range(25):
             table[b"k%d" % (i % 3)] = b"%d" % i

@@ -12,7 +12,7 @@ from statelog.environment import Environment
 from statelog.errors import Corrupt, NotFound, PersistFailed, UnknownFormat
 from statelog.kafka.port import OffsetRange, Reader, Record
 from statelog.log import Log
-from statelog.producer.settings import WriterSettings
+from statelog.producer.settings import WriterSettings, WriterTuning
 from statelog.producer.writer import Writer
 from statelog.reading.local_copy import LocalCopy, LocalCopyReader
 from statelog.recovery.recover import recover
@@ -85,9 +85,10 @@ class World:
     def writer(self, log: Log, name: str = "w", bytes_max: int = 1 << 30) -> Writer:
         """Return a writer that stores copies, in many small chunks."""
         settings = WriterSettings(
-            roll_rows=2, list_bytes=64, roll_bytes=256, chunk_bytes=64,
-            local_copies=self.directory, local_copies_bytes_max=bytes_max,
-        )  # fmt: skip
+            local_copies=self.directory,
+            local_copies_bytes_max=bytes_max,
+            _tuning=WriterTuning(roll_rows=2, list_bytes=64, roll_bytes=256, chunk_bytes=64),
+        )
         return Environment(clock=self.clock).run(Writer, log, name, settings=settings)
 
     def state(self) -> dict[bytes, bytes]:
@@ -390,7 +391,9 @@ def test_a_failed_change_set_leaves_no_copy(world: World, log: Log) -> None:
 def test_copies_on_a_real_broker(broker: Broker, log_name: str, tmp_path: Path) -> None:
     """On a real broker, with its offsets and gaps, the copies hold the whole tail without a warning."""
     rig = real_rig(log_name, broker.bootstrap, tmp_path / "root")
-    settings = WriterSettings(roll_rows=2, list_bytes=64, roll_bytes=256, chunk_bytes=64, local_copies=tmp_path / "c")
+    settings = WriterSettings(
+        local_copies=tmp_path / "c", _tuning=WriterTuning(roll_rows=2, list_bytes=64, roll_bytes=256, chunk_bytes=64)
+    )
     rig.create().close()
     for life in range(2):
         with rig.open() as log, Writer(log, "w", settings=settings) as writer:

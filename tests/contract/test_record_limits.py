@@ -15,6 +15,7 @@ from statelog.errors import InvalidMetadata, UnsafeTopic, ValueTooLarge
 from statelog.log import Log, making, topics
 from statelog.materializer import CompletedRound, run_round
 from statelog.producer import Writer, WriterSettings
+from statelog.producer.settings import WriterTuning
 from statelog.schemas.topic_policy import TopicRole, topic_config
 from tests.support.rigs.log import LogRig, settings_for
 from tests.support.rigs.table import TableRig
@@ -50,7 +51,7 @@ def test_a_log_keeps_to_what_its_topics_allow(limit: int, rig: LogRig, tmp_path:
     wanted = {b"%d" % number: os.urandom(3000) for number in range(4000)} | {b"l": os.urandom(largest(limit))}
     with rig.create() as log:
         assert log.descriptor.record_bytes_max == limit
-        with Writer(log, "w", settings=WriterSettings(chunk_bytes=8 * MIB)) as writer:
+        with Writer(log, "w", settings=WriterSettings(_tuning=WriterTuning(chunk_bytes=8 * MIB))) as writer:
             for key, value in wanted.items():
                 writer.put(key, value)
             writer.append_meta("meta", os.urandom(limit // 2 - 4))

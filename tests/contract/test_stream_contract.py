@@ -16,7 +16,7 @@ from statelog.producer.writer import Writer
 from statelog.reading.claims import list_leases
 from statelog.recovery.changes import CommitFeed
 from statelog.recovery.recover import recover
-from statelog.recovery.settings import RecoverySettings
+from statelog.recovery.settings import RecoverySettings, RecoveryTuning
 from statelog.schemas.snapshot.retention import RetentionPolicy
 from tests.support.rigs.history import HistoryRig, Reader, history_rig
 from tests.support.rigs.log import where_at
@@ -50,7 +50,10 @@ def settings(tmp_path: Path) -> RecoverySettings:
     for directory in directories:
         directory.mkdir()
     return RecoverySettings(
-        memory_bytes=_BUDGET_BYTES, fold_bytes=_BUDGET_BYTES, segment_bytes=100_000, spill_directories=directories
+        memory_bytes=_BUDGET_BYTES,
+        fold_bytes=_BUDGET_BYTES,
+        spill_directories=directories,
+        _tuning=RecoveryTuning(segment_bytes=100_000),
     )
 
 

@@ -25,7 +25,7 @@ from statelog.producer import Writer
 from statelog.recovery import AtPosition, plan_changes, read_changes, recover
 from statelog.schemas.key_groups import key_group_of, partition_of
 from statelog.schemas.ledger.state import LastCommit
-from statelog.tables import Loading, TableSettings
+from statelog.tables.setup import Loading, TableSettings, TableTuning
 from tests.support.processes.starts import in_fork
 from tests.support.rigs.log import LogRig
 from tests.support.rigs.table import TableRig, content
@@ -85,7 +85,7 @@ def test_it_is_back_with_its_progress(tables: TableRig) -> None:
 
 def test_commits_under_way(tables: TableRig) -> None:
     """Outcomes of commits in flight come in order, also of several checkpoints in one; the state shows all at once."""
-    with tables.open(settings=TableSettings(commits_under_way_max=2)) as table:
+    with tables.open(settings=TableSettings(_tuning=TableTuning(commits_under_way_max=2))) as table:
         commits: list[Pending[LastCommit]] = []
         for i in range(6):
             table[b"n"] = b"%d" % i

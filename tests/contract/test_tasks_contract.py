@@ -28,7 +28,7 @@ from statelog.kafka.port import Producer
 from statelog.log import Log
 from statelog.producer.coordinator import Coordinator, TaskWriter
 from statelog.producer.epoch import TaskGrant, resume_grant
-from statelog.producer.settings import WriterSettings
+from statelog.producer.settings import WriterSettings, WriterTuning
 from statelog.producer.writer import Writer
 from statelog.schemas.key_groups import key_group_of
 from statelog.schemas.ledger.handle import Handle
@@ -36,7 +36,9 @@ from tests.support.processes.starts import quick_start
 from tests.support.rigs.log import LogRig, TwinRig, real_rig
 from tests.support.services.broker import Broker
 
-SMALL = WriterSettings(roll_rows=2, list_bytes=64, roll_bytes=64, chunk_bytes=64, in_flight_bytes_max=512)
+SMALL = WriterSettings(
+    in_flight_bytes_max=512, _tuning=WriterTuning(roll_rows=2, list_bytes=64, roll_bytes=64, chunk_bytes=64)
+)
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ from statelog.kafka.port import Delivery, OffsetRange
 from statelog.log import Log
 from statelog.materializer.outcome import CompletedRound
 from statelog.materializer.round import run_round
-from statelog.producer.settings import WriterSettings
+from statelog.producer.settings import WriterSettings, WriterTuning
 from statelog.producer.writer import Writer
 from statelog.recovery.recover import recover
 from statelog.schemas.changes.changes import PUT
@@ -20,7 +20,7 @@ from statelog.schemas.ledger.place import Place
 from tests.support.rigs.log import LogRig, settings_for
 from tests.support.samples.chunks import rows_batch
 
-SMALL = WriterSettings(roll_rows=4, roll_bytes=300, chunk_bytes=300)
+SMALL = WriterSettings(_tuning=WriterTuning(roll_rows=4, roll_bytes=300, chunk_bytes=300))
 TIMEOUT_S = 60.0
 
 

@@ -15,6 +15,7 @@ from statelog.log import Log
 from statelog.materializer import tail_now
 from statelog.producer.writer import Writer
 from statelog.recovery import RecoverySettings, recover
+from statelog.recovery.settings import RecoveryTuning
 from tests.support.faults.mirror import mirror
 from tests.support.rigs.log import LogRig, TwinRig, twin_rig
 from tests.support.rigs.table import TableRig
@@ -76,7 +77,7 @@ def twin() -> TwinRig:
 @pytest.mark.usefixtures("often")
 def test_a_follower_notices_that_another_cluster_answers(twin: TwinRig) -> None:
     """A follower notices that another cluster answers, a quiet one as well: else it would be silent for ever."""
-    settings = RecoverySettings(stall_timeout_s=WAIT_S)
+    settings = RecoverySettings(_tuning=RecoveryTuning(stall_timeout_s=WAIT_S))
     with twin.open() as log, recover(log, settings=settings).follow(poll_s=0.01) as stream:
         while stream.take(0.1) is not None:
             pass

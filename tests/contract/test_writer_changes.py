@@ -12,7 +12,7 @@ from statelog.errors import (
     ValueTooLarge,
 )
 from statelog.log import Log
-from statelog.producer.settings import WriterSettings
+from statelog.producer.settings import WriterSettings, WriterTuning
 from statelog.producer.writer import Writer
 from statelog.recovery import recover
 from statelog.schemas.descriptor import HashRule
@@ -80,7 +80,8 @@ def test_batches_and_single_changes_keep_their_order(rig: LogRig, log: Log) -> N
 def test_many_chunks_and_back_pressure(rig: LogRig, log: Log) -> None:
     """With tiny chunks and hardly any room in flight every change still arrives, in order."""
     settings = WriterSettings(
-        roll_rows=50, list_bytes=1 << 10, roll_bytes=1 << 11, chunk_bytes=256, in_flight_bytes_max=1024
+        in_flight_bytes_max=1024,
+        _tuning=WriterTuning(roll_rows=50, list_bytes=1 << 10, roll_bytes=1 << 11, chunk_bytes=256),
     )
     expected = {}
     with Writer(log, "w", settings=settings) as writer:
@@ -101,7 +102,7 @@ def test_puts_of_every_size_keep_their_order(rig: LogRig, log: Log, list_bytes: 
     A refused put in between leaves no key or value behind for the next one.
     """
     sizes = [0, 1, (1 << 20) - 5, 1 << 20, 3, (1 << 20) - 4, 2, 600_000, 600_000, 600_000, 4]
-    with Writer(log, "w", settings=WriterSettings(list_bytes=list_bytes)) as writer:
+    with Writer(log, "w", settings=WriterSettings(_tuning=WriterTuning(list_bytes=list_bytes))) as writer:
         for i, size in enumerate(sizes):
             for key in (b"same", b"k%03d" % i):
                 writer.put(key, bytes([i]) * size)

@@ -10,7 +10,7 @@ import pytest
 from statelog.errors import CheckpointMismatch, KeyGroupMismatch, Misuse, SequenceAhead, SequenceTruncated
 from statelog.log import Log
 from statelog.pending import Pending
-from statelog.producer.settings import WriterSettings
+from statelog.producer.settings import WriterSettings, WriterTuning, tuning_of
 from statelog.producer.writer import Writer
 from statelog.schemas.descriptor import HashRule
 from statelog.schemas.key_groups import key_group_of
@@ -19,7 +19,7 @@ from tests.support.rigs.log import LogRig, TwinRig
 
 pytestmark = pytest.mark.filterwarnings("ignore::statelog.errors.UncommittedChanges")
 
-AHEAD = WriterSettings(roll_rows=4, list_bytes=128, roll_bytes=1024, chunk_bytes=256)
+AHEAD = WriterSettings(_tuning=WriterTuning(roll_rows=4, list_bytes=128, roll_bytes=1024, chunk_bytes=256))
 
 
 @pytest.fixture
@@ -76,7 +76,7 @@ def test_a_full_buffer_is_persisted_ahead(rig: LogRig, log: Log) -> None:
     with Writer(log, "w", settings=AHEAD) as writer:
         fill(writer, 41)
         ahead = sent_bytes(writer)
-        assert ahead >= AHEAD.roll_bytes
+        assert ahead >= tuning_of(AHEAD).roll_bytes
         assert writer.statistics().persists_ahead >= 1
         handle = writer.persist(1).result()
         assert ahead < sent_bytes(writer) == handle.size_bytes
@@ -105,7 +105,7 @@ def test_rolling_over_holds_no_more_than_the_threshold(log: Log) -> None:
         for i in range(100):
             writer.put(b"%d" % i, bytes(100))
             writer.next_sequence_number()
-        assert writer.statistics().buffered_changes * 100 < 2 * AHEAD.roll_bytes
+        assert writer.statistics().buffered_changes * 100 < 2 * tuning_of(AHEAD).roll_bytes
         assert writer.statistics().change_sets == 100
 
 

@@ -16,7 +16,7 @@ from statelog.errors import ClosedError, ConfigError, InvalidChange, NestedCall
 from statelog.log import Log
 from statelog.producer.coordinator import Coordinator, TaskWriter
 from statelog.producer.guard import Life
-from statelog.producer.settings import WriterSettings
+from statelog.producer.settings import WriterSettings, WriterTuning
 from statelog.producer.writer import Writer
 from statelog.testing.faults import Fate, SendAttempt
 from statelog.testing.kafka import MemoryKafka, MemoryProducer
@@ -180,7 +180,9 @@ def test_an_interrupt_while_blocked_ends_the_writer() -> None:
         return 0.0
 
     rig = twin_rig("l", Stuck())
-    settings = WriterSettings(roll_rows=2, list_bytes=64, roll_bytes=256, chunk_bytes=64, in_flight_bytes_max=512)
+    settings = WriterSettings(
+        in_flight_bytes_max=512, _tuning=WriterTuning(roll_rows=2, list_bytes=64, roll_bytes=256, chunk_bytes=64)
+    )
     with rig.create() as log:
         writer = Environment(clock=clock).run(Writer, log, "w", settings=settings)
         left = 4

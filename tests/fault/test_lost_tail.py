@@ -7,13 +7,13 @@ import pytest
 from statelog.errors import BeyondEnd, ConfigError, Fenced
 from statelog.log import Log, accept_data_loss
 from statelog.materializer import tail_now
-from statelog.producer.settings import WriterSettings
+from statelog.producer.settings import WriterSettings, WriterTuning
 from statelog.producer.writer import Writer
 from statelog.recovery import recover
 from statelog.schemas.ledger.records import LossRange
 from tests.support.rigs.log import TwinRig, twin_rig
 
-SMALL = WriterSettings(chunk_bytes=1, roll_bytes=1)
+SMALL = WriterSettings(_tuning=WriterTuning(chunk_bytes=1, roll_bytes=1))
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ from statelog.environment import Environment
 from statelog.errors import ClosedError, OutcomeUnknown, PersistFailed, StatelogError, Unavailable
 from statelog.log import Log
 from statelog.producer.guard import Life
-from statelog.producer.settings import WriterSettings, WriterStatistics
+from statelog.producer.settings import WriterSettings, WriterStatistics, WriterTuning
 from statelog.producer.writer import Writer
 from statelog.testing.faults import Fate, SendAttempt
 from statelog.testing.kafka import MemoryKafka
@@ -16,8 +16,12 @@ from tests.support.rigs.log import TwinRig, twin_rig, where_at
 
 pytestmark = pytest.mark.filterwarnings("ignore::statelog.errors.UncommittedChanges")
 
-SMALL = WriterSettings(roll_rows=2, list_bytes=64, roll_bytes=256, chunk_bytes=64, in_flight_bytes_max=512)
-ROOMY = WriterSettings(roll_rows=2, list_bytes=64, roll_bytes=256, chunk_bytes=512, in_flight_bytes_max=1500)
+SMALL = WriterSettings(
+    in_flight_bytes_max=512, _tuning=WriterTuning(roll_rows=2, list_bytes=64, roll_bytes=256, chunk_bytes=64)
+)
+ROOMY = WriterSettings(
+    in_flight_bytes_max=1500, _tuning=WriterTuning(roll_rows=2, list_bytes=64, roll_bytes=256, chunk_bytes=512)
+)
 
 
 class Chunks:

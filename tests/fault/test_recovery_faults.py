@@ -20,12 +20,12 @@ from statelog.errors import (
     StoreUnavailable,
 )
 from statelog.log import Log, accept_data_loss
-from statelog.producer.settings import WriterSettings
+from statelog.producer.settings import WriterSettings, WriterTuning
 from statelog.producer.writer import Writer
 from statelog.reading.claims import list_leases
 from statelog.recovery import Recovery
 from statelog.recovery.recover import recover
-from statelog.recovery.settings import RecoverySettings
+from statelog.recovery.settings import RecoverySettings, RecoveryTuning
 from statelog.schemas.changes.chunk import VerifiedChunks, decode_batches, decode_head, encode_chunk
 from statelog.schemas.changes.few import key_groups_in
 from statelog.schemas.ledger.records import LossRange
@@ -39,7 +39,7 @@ from tests.support.told import told
 def _fails(twins: SnapshotTwins, kind: type[StatelogError], attempts: int = 5) -> StatelogError:
     """Return the error of a recovery that must fail, and leave no trace."""
     with pytest.raises(kind) as caught:
-        recover(twins.log, settings=RecoverySettings(attempts=attempts)).to_dict()
+        recover(twins.log, settings=RecoverySettings(_tuning=RecoveryTuning(attempts=attempts))).to_dict()
     assert type(caught.value) is kind
     assert caught.value.hint
     assert list_leases(twins.log.store) == []
@@ -123,7 +123,7 @@ def test_chunks_that_changed_places_are_noticed() -> None:
     """At a listed offset lies the chunk of the listed index, or the error names the offset."""
     rig = twin_rig("log")
     with rig.create(partitions=1, key_groups=2) as log:
-        with Writer(log, "w", settings=WriterSettings(chunk_bytes=300)) as writer:
+        with Writer(log, "w", settings=WriterSettings(_tuning=WriterTuning(chunk_bytes=300))) as writer:
             for i in range(8):
                 writer.put(b"%d" % i, bytes(100))
             writer.commit(checkpoint_id=1)

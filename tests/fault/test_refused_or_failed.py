@@ -20,7 +20,7 @@ from statelog.errors import (
 from statelog.log import Log
 from statelog.producer.coordinator import Coordinator
 from statelog.producer.guard import Life
-from statelog.producer.settings import WriterSettings
+from statelog.producer.settings import WriterSettings, WriterTuning
 from statelog.producer.writer import Writer
 from statelog.schemas.descriptor import HashRule
 from statelog.schemas.key_groups import KeyType
@@ -258,7 +258,7 @@ def test_a_typed_value_that_no_chunk_holds_is_refused_at_append(value: dict[str,
 def test_large_typed_values_fill_the_buffer_early() -> None:
     """The buffer is bounded by size, not by number alone: values of a megabyte are sent as they come."""
     rig = twin_rig("typed")
-    settings = WriterSettings(list_bytes=1 << 10, roll_bytes=1 << 10)
+    settings = WriterSettings(_tuning=WriterTuning(list_bytes=1 << 10, roll_bytes=1 << 10))
     with rig.create(value_schema=TEXTS) as log, Writer(log, "w", settings=settings) as writer:
         for i in range(10):
             writer.put(b"%d" % i, {"text": "x" * 1_000, "texts": []})

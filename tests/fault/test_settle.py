@@ -13,7 +13,7 @@ from statelog.log import Log
 from statelog.materializer.round import run_round
 from statelog.producer.coordinator import Coordinator, TaskWriter
 from statelog.producer.guard import Life
-from statelog.producer.settings import WriterSettings
+from statelog.producer.settings import WriterSettings, WriterTuning
 from statelog.producer.writer import Writer
 from statelog.schemas.ledger.handle import Handle
 from statelog.schemas.ledger.records import Commit, decode
@@ -315,7 +315,7 @@ def test_a_commit_that_includes_a_skipped_checkpoint_is_settled(world: World) ->
 @pytest.mark.parametrize("roll_over", [False, True])
 def test_a_commit_with_chunks_sent_ahead_is_left_to_the_next_life(world: World, roll_over: bool) -> None:
     """A commit with chunks sent ahead in this epoch is left to the next incarnation, in one change set or more."""
-    settings = WriterSettings(roll_rows=1, list_bytes=1, roll_bytes=1)
+    settings = WriterSettings(_tuning=WriterTuning(roll_rows=1, list_bytes=1, roll_bytes=1))
     with world.rig.open() as log, Environment(clock=Clock()).run(Writer, log, "w", settings=settings) as writer:
         writer.put(b"k", b"v")
         first = writer.persist(1).result()

@@ -35,14 +35,13 @@ from statelog.recovery import stream as streams
 from statelog.recovery.plan_reader import Phase
 from statelog.recovery.progress import Monitor, Progress
 from statelog.recovery.recover import Recovery, recover
-from statelog.recovery.settings import RecoverySettings
+from statelog.recovery.settings import RecoverySettings, RecoveryTuning
 from statelog.recovery.stream import Portion
 from statelog.schemas.ledger.place import Place
 from statelog.store import run_reader
 from statelog.store.disk.spill import SpillSegment
 from statelog.testing.kafka import MemoryKafka
 from statelog.testing.store import Fault, MemoryStore
-from tests.support.faults.spill import Disks
 from tests.support.rigs.history import HistoryTwins, Reader, history_rig
 from tests.support.told import told
 
@@ -57,7 +56,10 @@ class _Twins(HistoryTwins):
         super().__init__()
         self.directory = directory
         self.settings = RecoverySettings(
-            memory_bytes=64 * 1024, fold_bytes=64 * 1024, segment_bytes=50_000, spill_directories=(directory,)
+            memory_bytes=64 * 1024,
+            fold_bytes=64 * 1024,
+            spill_directories=(directory,),
+            _tuning=RecoveryTuning(segment_bytes=50_000),
         )
         with Writer(self.log, "w") as writer:
             for number in (1, 2):
@@ -190,19 +192,6 @@ def test_a_full_disk_is_told(twins: _Twins, monkeypatch: pytest.MonkeyPatch) -> 
         twins.recover().stream().apply(lambda _: None)
     assert (caught.value.facts["path"], caught.value.facts["code"]) == (str(twins.directory), "ENOSPC")
     assert "spill_directories" in caught.value.hint
-    twins.assert_nothing_left()
-
-
-def test_a_full_disk_may_be_waited_for(twins: _Twins) -> None:
-    """A stream that waits for room brings everything to a slow reader, whose state exceeds memory and disk."""
-    disks, reader = Disks(room_bytes=200_000), Reader()
-    settings = replace(twins.settings, waits_for_room=True, fold_bytes=1 << 20)
-    with Environment(open_spill_file=disks.open).run(recover, twins.log, settings=settings).stream() as stream:
-        assert not stream.wait_fetched(0.5)
-        for portion in stream:
-            reader.apply(portion)
-    assert reader.state == twins.expected
-    assert (len(disks.opened) > 1, disks.open_files) == (True, 0)
     twins.assert_nothing_left()
 
 
@@ -361,7 +350,7 @@ def test_a_place_is_of_one_log_and_one_format(twins: _Twins) -> None:
 def test_progress_and_numbers_of_a_stream(twins: _Twins) -> None:
     """Reports come in the reader's thread and end with done; the numbers count the rows that came out."""
     seen: list[tuple[Progress, threading.Thread]] = []
-    settings = replace(twins.settings, progress_interval_s=0)
+    settings = replace(twins.settings, _tuning=RecoveryTuning(segment_bytes=50_000, progress_interval_s=0))
     recovery = recover(
         twins.log, settings=settings, on_progress=lambda report: seen.append((report, threading.current_thread()))
     )

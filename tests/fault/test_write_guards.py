@@ -14,7 +14,7 @@ from statelog.log.producers import append_all
 from statelog.materializer.round import run_round
 from statelog.producer.coordinator import Coordinator, TaskWriter
 from statelog.producer.outbox import Outbox
-from statelog.producer.settings import WriterSettings
+from statelog.producer.settings import WriterSettings, WriterTuning
 from statelog.producer.writer import Writer
 from statelog.schemas.ledger.handle import Handle, Step
 from statelog.schemas.ledger.records import Restart, encode
@@ -99,7 +99,7 @@ def test_offsets_that_do_not_ascend_fail_the_change_set(log: Log, monkeypatch: p
     ) -> bool:
         return send(self, topic, partition, value, lambda found: on_delivery(found._replace(offset=10 - found.offset)))
 
-    with Writer(log, "w", settings=WriterSettings(chunk_bytes=100)) as writer:
+    with Writer(log, "w", settings=WriterSettings(_tuning=WriterTuning(chunk_bytes=100))) as writer:
         monkeypatch.setattr(MemoryProducer, "send", backwards)
         for i in range(4):
             writer.put(b"%d" % i, bytes(80))

@@ -338,7 +338,7 @@ def test_key_groups_split_the_state(shell: Shell, tmp_path: Path) -> None:
 def test_the_daemon_ends_cleanly_on_sigterm(shell: Shell, tmp_path: Path) -> None:
     """The daemon reports its rounds as JSON, says on SIGTERM that it stopped, and exits with 0."""
     shell.json("append", shell.name, write_lines(tmp_path / "in.jsonl", [{"key": "a", "value": "1"}]))
-    process = shell.start("materialize", shell.name, "--interval", "50ms", "--jitter", 0, "--json")
+    process = shell.start("materialize", shell.name, "--interval", "50ms", "--now", "--json")
     with process:
         wait_for(lambda: shell.json("describe", shell.name)["newest_manifest"] == 1)
         process.send_signal(signal.SIGTERM)
@@ -352,7 +352,7 @@ def test_the_daemon_ends_cleanly_on_sigterm(shell: Shell, tmp_path: Path) -> Non
 
 def test_the_daemon_ends_once_nobody_reads_its_events(shell: Shell) -> None:
     """The daemon whose events nobody reads ends in order, with 1 and the reason on standard error."""
-    process = shell.start("materialize", shell.name, "--interval", "50ms", "--jitter", 0)
+    process = shell.start("materialize", shell.name, "--interval", "50ms", "--now")
     with process:
         assert process.stdout is not None
         assert process.stderr is not None
@@ -370,7 +370,7 @@ def test_the_daemon_waits_for_its_log(broker: Broker, tmp_path: Path, log_name: 
     shell = Shell(broker.bootstrap, tmp_path, log_name)
     assert shell.json("materialize", log_name, code=3)["error"] == "NotFound"
     for is_made in (False, True):
-        process = shell.start("materialize", log_name, "--wait", "--jitter", 0)
+        process = shell.start("materialize", log_name, "--wait", "--now")
         with process:
             assert process.stderr is not None
             assert process.stdout is not None

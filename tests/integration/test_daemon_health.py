@@ -55,7 +55,7 @@ def test_a_daemon_without_its_broker_is_live_and_not_ready(
     shell.root.mkdir()
     assert shell.run("init", log_name, "--partitions", 2, "--key-groups", 16).exit_code == 0
     port, probes = free_port(), free_port()
-    options = ["--interval", "500ms", "--jitter", 0, "--failures-for", "10min", "--kafka", "socket.timeout.ms=2000"]
+    options = ["--interval", "500ms", "--now", "--kafka", "socket.timeout.ms=2000"]
     options += ["--probes", f"0.0.0.0:{probes}"]
     process = shell.start("materialize", log_name, "--listen", f"127.0.0.1:{port}", *options)
     try:
@@ -103,7 +103,7 @@ def test_one_daemon_rolls_up_all_logs_below_a_root(shell: Shell, tmp_path: Path)
     whole = descriptor.read_bytes()
     descriptor.write_bytes(whole[:-1])
     # Nobody reads its lines before the end: they are few enough for a pipe.
-    paced = ["--interval", "3s", "--jitter", 0, "--log-format", "json", "--listen", f"127.0.0.1:{port}"]
+    paced = ["--interval", "3s", "--now", "--log-format", "json", "--listen", f"127.0.0.1:{port}"]
     process = shell.start("materialize", "--all", *paced)
     try:
         wait_for(lambda: is_rolled_up(names[0]), "the whole log is not rolled up")

@@ -10,7 +10,7 @@ import pytest
 from statelog.kafka.client import ConfluentKafka
 from statelog.kafka.config import client_config
 from statelog.kafka.port import OffsetRange, TopicSpec
-from statelog.producer.settings import WriterSettings
+from statelog.producer.settings import WriterSettings, WriterTuning
 from statelog.producer.writer import Writer
 from tests.support.rigs.log import real_rig
 from tests.support.services.faulty_broker import FaultyBroker
@@ -21,7 +21,7 @@ pytestmark = pytest.mark.broker
 def test_a_slow_link_is_waited_for(faulty_broker: FaultyBroker, log_name: str, tmp_path: Path) -> None:
     """A link that needs three seconds for a send goes on, where a second and a half without a report would fail."""
     log = real_rig(log_name, faulty_broker.bootstrap, tmp_path).create(partitions=1)
-    settings = WriterSettings(chunk_bytes=64 << 10, roll_bytes=256 << 10, stall_timeout_s=1.5)
+    settings = WriterSettings(_tuning=WriterTuning(chunk_bytes=64 << 10, roll_bytes=256 << 10, stall_timeout_s=1.5))
     with log, Writer(log, "w", settings=settings) as writer:
         faulty_broker.proxy.bytes_per_s = 1_000_000
         began = time.monotonic()

@@ -13,7 +13,7 @@ from statelog.producer.writer import Writer
 from statelog.reading.claims import list_leases
 from statelog.reading.plan import AtCheckpoint, AtPosition
 from statelog.recovery.recover import recover
-from statelog.recovery.settings import RecoverySettings
+from statelog.recovery.settings import RecoverySettings, RecoveryTuning
 from statelog.schemas.ledger.place import shown_id
 from statelog.schemas.topic_policy import TopicRole, topic_config
 from tests.support.rigs.history import HistoryRig
@@ -80,7 +80,7 @@ def test_an_offset_below_the_log_start_is_told(log: Log) -> None:
     end = log.data_offsets()[2].end
     log.kafka.delete_records(log.data_topic, {2: end})
     with pytest.raises(OffsetGone) as caught:
-        recover(log, settings=RecoverySettings(attempts=2))
+        recover(log, settings=RecoverySettings(_tuning=RecoveryTuning(attempts=2)))
     assert (caught.value.facts["partition"], caught.value.facts["log_start"]) == (2, end)
 
 

@@ -10,7 +10,7 @@ from statelog.materializer.settings import MaterializerSettings
 from statelog.producer.writer import Writer
 from statelog.recovery.progress import Progress
 from statelog.recovery.recover import recover
-from statelog.recovery.settings import RecoverySettings
+from statelog.recovery.settings import RecoverySettings, RecoveryTuning
 from statelog.schemas.snapshot.retention import RetentionPolicy
 from tests.support.rigs.history import history_rig
 
@@ -52,7 +52,9 @@ def test_a_round_leaves_what_a_recovery_holds(tmp_path: Path) -> None:
                 assert isinstance(run_round(rig.log, policy), CompletedRound)
             seen.extend(rig.log.manifests.numbers())
 
-        recovery = recover(rig.log, on_progress=run_rounds, settings=RecoverySettings(progress_interval_s=0.0))
+        recovery = recover(
+            rig.log, on_progress=run_rounds, settings=RecoverySettings(_tuning=RecoveryTuning(progress_interval_s=0.0))
+        )
         assert recovery.to_dict() == rig.state_at(held)
         assert 1 in seen
         assert (recovery.position, recovery.statistics().plans) == (held, 1)

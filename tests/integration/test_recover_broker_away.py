@@ -16,7 +16,7 @@ from statelog.log import Log, LogOptions
 from statelog.producer.writer import Writer
 from statelog.reading.claims import list_leases
 from statelog.recovery.recover import recover
-from statelog.recovery.settings import RecoverySettings
+from statelog.recovery.settings import RecoverySettings, RecoveryTuning
 from tests.support.rigs.history import HistoryRig, Reader
 from tests.support.rigs.log import where_at
 from tests.support.services.broker import OwnBroker
@@ -106,7 +106,9 @@ def test_ctrl_c_does_not_wait_for_a_broker(patient: Log, own_broker: OwnBroker) 
 def test_a_follower_outlives_its_broker(rig: HistoryRig, own_broker: OwnBroker, how: str) -> None:
     """A follower survives a broker's absence beyond a request's time-out, within `stall_timeout_s`."""
     reader = Reader()
-    with recover(rig.log, settings=RecoverySettings(stall_timeout_s=_PATIENCE_S)).follow(poll_s=0.1) as stream:
+    with recover(rig.log, settings=RecoverySettings(_tuning=RecoveryTuning(stall_timeout_s=_PATIENCE_S))).follow(
+        poll_s=0.1
+    ) as stream:
         while not reader.state or not reader.cursor.is_complete:
             reader.apply(next(stream))
         assert stream.wait_fetched(_PATIENCE_S)

@@ -310,7 +310,7 @@ def _read_secrets_of_files(place: Place) -> None:
 def _roll_up_as_a_daemon(place: Place) -> None:
     """Run a daemon that completes a round, fails at others by the store, and ends; its output is a file, too."""
     place.done("writer", "append", _LOG, _rows(place.directory, 6))
-    args = ("materialize", _LOG, "--now", "--interval", "0.1s", "--jitter", 0, "--json")
+    args = ("materialize", _LOG, "--now", "--interval", "0.1s", "--json")
     with (
         (place.directory / "daemon.txt").open("w", encoding="utf-8") as kept,
         place.start(place.settings("materializer"), *args) as process,

@@ -26,7 +26,7 @@ from statelog.reading import claims
 from statelog.reading.claims import list_subscriptions
 from statelog.reading.hold import Hold, Needs, Terms
 from statelog.recovery import recover
-from statelog.recovery.settings import RecoverySettings
+from statelog.recovery.settings import RecoverySettings, RecoveryTuning
 from statelog.schemas.ledger.place import LogIdentity
 from statelog.schemas.snapshot.claims import Lease, Subscription, SubscriptionCap, SubscriptionFile, newest_files
 from statelog.schemas.snapshot.manifest import Manifest
@@ -39,7 +39,7 @@ from tests.support.rigs.engine import split_engine
 from tests.support.rigs.log import State, TwinLog, apply_tail, settings_for, state_of_snapshot
 
 KEEP = 2
-_SETTINGS = RecoverySettings(lease_ttl_s=80.0, attempts=100)
+_SETTINGS = RecoverySettings(lease_ttl_s=80.0, _tuning=RecoveryTuning(attempts=100))
 """The reader may be stalled longer than its lease lasts, again and again."""
 
 

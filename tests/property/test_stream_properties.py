@@ -11,7 +11,7 @@ from statelog.producer.writer import Writer
 from statelog.reading.claims import list_leases
 from statelog.recovery.cursor import Applied, Cursor
 from statelog.recovery.recover import recover
-from statelog.recovery.settings import RecoverySettings
+from statelog.recovery.settings import RecoverySettings, RecoveryTuning
 from statelog.schemas.ledger.place import LastRecord, LogIdentity, Place
 from tests.support.rigs.history import HistoryRig, Reader, history_rig
 
@@ -20,7 +20,10 @@ _KEYS = [b"key-%d" % i for i in range(60)]
 
 def _settings(directory: str, fold_bytes: int) -> RecoverySettings:
     return RecoverySettings(
-        memory_bytes=64 * 1024, fold_bytes=fold_bytes, segment_bytes=30_000, spill_directories=(directory,)
+        memory_bytes=64 * 1024,
+        fold_bytes=fold_bytes,
+        spill_directories=(directory,),
+        _tuning=RecoveryTuning(segment_bytes=30_000),
     )
 
 

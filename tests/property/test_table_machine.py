@@ -32,6 +32,7 @@ from statelog.recovery import RecoverySettings
 from statelog.schemas.key_groups import key_group_of
 from statelog.schemas.ledger.state import LastCommit
 from statelog.tables import Loading, Table, TableSettings
+from statelog.tables.setup import TableTuning
 from statelog.testing.cluster import MemoryCluster
 from statelog.testing.faults import Fate, SendAttempt
 from statelog.testing.store import MemoryDisk
@@ -79,7 +80,9 @@ class TableMachine(RuleBasedStateMachine):
         self.loading = loading
         self.tables = TableRig(self.rig, Path(self.scratch.name) / "local" if is_kept else None)
         recovery = RecoverySettings(threads=1, lease_ttl_s=15.0)
-        self.settings = TableSettings(every_change=every, skip_equal=skips, commits_under_way_max=3, recovery=recovery)
+        self.settings = TableSettings(
+            every_change=every, skip_equal=skips, recovery=recovery, _tuning=TableTuning(commits_under_way_max=3)
+        )
         self.table = self.open(self.tables)
 
     def open(self, tables: TableRig) -> Table[Any, Any]:

@@ -22,7 +22,7 @@ from statelog.errors import (
     Unavailable,
 )
 from statelog.pending import Pending
-from statelog.producer.settings import WriterSettings
+from statelog.producer.settings import WriterSettings, WriterTuning
 from statelog.producer.writer import Writer
 from statelog.recovery import recover
 from statelog.schemas.ledger.handle import Handle
@@ -38,7 +38,9 @@ BAD_FATES = [
     Fate.APPEND_UNANSWERED,
     Fate.ACK_WITHOUT_OFFSET,
 ]
-SMALL = WriterSettings(roll_rows=3, list_bytes=64, roll_bytes=128, chunk_bytes=64, in_flight_bytes_max=512)
+SMALL = WriterSettings(
+    in_flight_bytes_max=512, _tuning=WriterTuning(roll_rows=3, list_bytes=64, roll_bytes=128, chunk_bytes=64)
+)
 
 
 class RandomFaults:

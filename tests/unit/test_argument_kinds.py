@@ -95,8 +95,8 @@ _REFUSED: list[tuple[Callable[[Log, Where], object], str]] = [
     (lambda log, _: list(read_changes(log, plan_changes(log), settings=untyped({}))), "settings is of type dict"),
     (lambda _, where: statelog.standby("visits", where, poll_s=untyped("1s")), "poll_s is of type str"),
     (
-        lambda _, __: TableSettings(uncommitted_changes_max=untyped(math.nan)),
-        "uncommitted_changes_max has an item that is no",
+        lambda _, __: TableSettings(uncommitted_bytes_max=untyped(math.nan)),
+        "uncommitted_bytes_max has an item that is no",
     ),
     (lambda _, __: TableSettings(cache_bytes=untyped("1G")), "cache_bytes has an item that is no whole number"),
     (lambda _, __: WorkerHooks(tick_s=untyped("1s")), "tick_s is of type str"),

@@ -13,7 +13,7 @@ import statelog
 from statelog import Where, Writer
 from statelog.log import Log
 from statelog.producer import Coordinator, TaskWriter
-from statelog.producer.settings import WriterSettings
+from statelog.producer.settings import WriterSettings, WriterTuning
 from statelog.recovery import RecoverySettings, recover
 from statelog.tables import InputTopic
 from statelog.tables.table import Table
@@ -54,7 +54,7 @@ def _writer_append_batch(log: Log, settings: WriterSettings | None = None) -> It
 
 def _writer_append_batch_at_once(log: Log) -> Iterator[tuple[object, object]]:
     """Append a table that is too large to be copied."""
-    return _writer_append_batch(log, WriterSettings(roll_bytes=4 << 10))
+    return _writer_append_batch(log, WriterSettings(_tuning=WriterTuning(roll_bytes=4 << 10)))
 
 
 def _task_append_batch(log: Log) -> Iterator[tuple[object, object]]:

@@ -18,7 +18,6 @@ ENGINES = ("local", "spark")
 """Where a round's work may run: in this process, or on Spark."""
 _FLAGS = {
     "failures_tolerated": "--failures",
-    "failures_tolerated_s": "--failures-for",
     "restore_budget_s": "--restore-within",
 }
 FREE_TABLES = ("kafka", "storage")
@@ -80,13 +79,6 @@ def _whole(value: object) -> int:
     raise ConfigError("it is not a whole number of 0 or more")
 
 
-def _share(value: object) -> float:
-    try:
-        return float(setting_text(value))
-    except ValueError:
-        raise ConfigError("it is not a number") from None
-
-
 def _engine(value: object) -> str:
     if value not in ENGINES:
         raise ConfigError(f"it is not one of {', '.join(ENGINES)}")
@@ -141,13 +133,12 @@ def _quantity(value: object) -> tuple[float, str]:
 # ---- all keys
 
 
-_READERS = {"s": duration_s, "bytes": size_bytes, "jitter": _share, "engine": _engine, "scratch": _path}
+_READERS = {"s": duration_s, "bytes": size_bytes, "engine": _engine, "scratch": _path}
 """How to read a setting of the materializer, by the last word of its name, mostly its unit. Others are numbers."""
 _SETTINGS = (
-    "interval_s", "jitter", "budget_bytes", "budget_commits", "failures_tolerated", "failures_tolerated_s",
-    "stop_grace_s", "keep", "min_age_s", "engine", "fanout", "threads", "merge_bytes", "fold_bytes", "max_run_bytes",
-    "scratch", "lease_cap_s", "subscription_idle_s", "subscription_records", "alarm_age_s", "hang_s", "round_timeout_s",
-    "restore_budget_s", "restore_spacing_s", "rounds", "drill_every_s",
+    "interval_s", "budget_bytes", "failures_tolerated", "keep", "min_age_s", "engine", "fanout", "threads",
+    "fold_bytes", "scratch", "subscription_idle_s", "subscription_records", "alarm_age_s", "hang_s", "round_timeout_s",
+    "restore_budget_s", "rounds", "drill_every_s",
 )  # fmt: skip
 _ALL = (
     Key("bootstrap", _text),

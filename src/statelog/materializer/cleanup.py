@@ -26,7 +26,7 @@ from statelog.environment import CrashPoint
 from statelog.errors import Corrupt, CorruptManifest, CorruptRun, NotFound
 from statelog.log import Log
 from statelog.materializer.outcome import CappedSubscription, Cleanup
-from statelog.materializer.settings import MaterializerSettings
+from statelog.materializer.settings import MaterializerSettings, tuning_of
 from statelog.materializer.side_by_side import side_by_side
 from statelog.materializer.work import RoundWork
 from statelog.reading import (
@@ -176,7 +176,7 @@ def plan_cleanup(
     listed = {number: info for info in files if (number := MANIFESTS.number(info.path)) is not None}
     put_s = {number: info.modified_s for number, info in listed.items()}
     leases = list_leases(log.store, [info for info in files if info.path.startswith("leases/")])
-    live = living(leases, now_s, settings.lease_cap_s)
+    live = living(leases, now_s, tuning_of(settings).lease_cap_s)
     held = [one.lease for one in live]
     kept = retained_numbers(superseded_times(put_s, own.number, now_s), settings.retention, held, now_s)
     subscriptions = list_subscriptions(log.store, listed=files)
@@ -235,7 +235,7 @@ def run_cleanup(
         subscriptions = list_subscriptions(log.store)
         if held_back := _check_readable(subscriptions):
             return Cleanup(held_back=held_back, manifests_dropped=len(cleanup_plan.dropped), capped=capped)
-        live = living(list_leases(log.store), cleanup_plan.now_s, settings.lease_cap_s)
+        live = living(list_leases(log.store), cleanup_plan.now_s, tuning_of(settings).lease_cap_s)
         floor = truncation_floor(kept, claims_of(log, live, subscriptions))
         log.manifests.check_place()
         oldest = aging_need(log, own, kept, floor, environment.wall_clock())

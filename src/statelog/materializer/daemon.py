@@ -37,7 +37,7 @@ from statelog.materializer.merging import BackgroundMerge
 from statelog.materializer.outcome import CompletedRound, LostRound, RoundOutcome, SkippedRound
 from statelog.materializer.round import Round
 from statelog.materializer.schedule import Rates, RoundCause, cause_of_round, delay_after
-from statelog.materializer.settings import MaterializerSettings
+from statelog.materializer.settings import MaterializerSettings, tuning_of
 from statelog.materializer.statistics import MaterializerStatistics, with_failure, with_outcome, with_tail
 from statelog.materializer.tail import TailWatch
 from statelog.schemas.names import check_kind, settings_or
@@ -194,7 +194,7 @@ class Materializer:
     def _grace_s(self) -> float:
         """Return until when a stop waits for the round in flight."""
         stopped_s, abandoned_s = self._control.stopped_s, self._control.abandoned_s
-        over_s = math.inf if stopped_s is None else stopped_s + self._settings.stop_grace_s
+        over_s = math.inf if stopped_s is None else stopped_s + tuning_of(self._settings).stop_grace_s
         return over_s if abandoned_s is None else min(over_s, abandoned_s)
 
     # ---- round after round
@@ -374,7 +374,7 @@ class Materializer:
     def _tolerates(self, error: StatelogError) -> bool:
         tolerated = self._settings.failures_tolerated
         lasted_s = self._clock() - self._failing_since_s
-        is_short = tolerated > 0 and lasted_s < self._settings.failures_tolerated_s
+        is_short = tolerated > 0 and lasted_s < tuning_of(self._settings).failures_tolerated_s
         few = self._statistics.failures_in_a_row <= tolerated or is_short
         if isinstance(error, RoundGivenUp) and self._control.is_stopped:
             return True

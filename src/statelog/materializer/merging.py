@@ -23,7 +23,7 @@ from statelog.environment import current_environment
 from statelog.errors import NotFound, RoundGivenUp
 from statelog.log import Log
 from statelog.materializer.engine import Engine, LocalEngine, Written, tasks_for
-from statelog.materializer.settings import MaterializerSettings
+from statelog.materializer.settings import MaterializerSettings, tuning_of
 from statelog.materializer.tasks import Task, TaskOutput, expected_deltas, fold_tasks, merge_tasks
 from statelog.materializer.work import RoundWork, scratch_directory
 from statelog.schemas.changes.replay_plan import ReplayPlan
@@ -59,7 +59,7 @@ class Merging:
         self._engine = engine
         self._beside = beside
         self._merged = merged
-        self._count, self._left_bytes = 0, settings.merge_bytes
+        self._count, self._left_bytes = 0, tuning_of(settings).merge_bytes
 
     def write_delta(self, plan: ReplayPlan, runs: Runs, delta: TaskOutput) -> tuple[Runs, Written]:
         """Write the deltas of a plan that is not empty, joined with the merges that they will foreseeably be part of.
@@ -96,7 +96,7 @@ class Merging:
                 merge.key_groups,
                 level=merge.level,
                 name=f"merged{len(now)}",
-                size_bytes=min(size_bytes // tasks, self._settings.max_run_bytes),
+                size_bytes=min(size_bytes // tasks, tuning_of(self._settings).max_run_bytes),
             )
             now = in_place(now, merge.runs, [merged])
             made_of[merged.path] = tuple(one for run in merge.runs for one in made_of.pop(run.path, (run,)))
@@ -143,7 +143,7 @@ class Merging:
         """Leave a merge of a manifest's runs that is too large for a round to the background."""
         if self._beside is None or self._beside.merge is not None:
             return
-        large = (merge for merge in self._merges_of(runs) if merge.size_bytes > self._settings.merge_bytes)
+        large = (merge for merge in self._merges_of(runs) if merge.size_bytes > tuning_of(self._settings).merge_bytes)
         if (merge := next(large, None)) is not None:
             most_tasks = tasks_for(merge.size_bytes, self._settings.threads_beside)
             self._beside.leave(merge, merge_tasks(merge, self._starts, runs, delta, most_tasks))

@@ -45,7 +45,7 @@ from statelog.materializer.events import log_event, shortfalls
 from statelog.materializer.merging import BackgroundMerge, Merging
 from statelog.materializer.outcome import Cleanup, CompletedRound, LostRound, RoundOutcome, SkippedRound
 from statelog.materializer.publication import other_root, publish, published
-from statelog.materializer.settings import MaterializerSettings
+from statelog.materializer.settings import MaterializerSettings, tuning_of
 from statelog.materializer.target import RoundTarget, check_data, check_ledger, choose_target
 from statelog.materializer.tasks import TaskOutput
 from statelog.materializer.work import RoundWork, scratch_directory
@@ -248,7 +248,8 @@ class Round:
         """
         if not target.behind:
             return None
-        everything = replace(self._settings, budget_bytes=sys.maxsize, budget_commits=sys.maxsize)
+        unbounded = replace(tuning_of(self._settings), budget_commits=sys.maxsize)
+        everything = replace(self._settings, budget_bytes=sys.maxsize, _tuning=unbounded)
         beyond = choose_target(self._log, self._base, everything, self._log.ledger.end())
         return None if beyond.state.accepted == target.state.accepted else beyond
 
@@ -326,7 +327,7 @@ class Round:
             level=0,
             value_schema_id=self._log.value_schemas.newest().id,
             drop_deletes=not self._runs,
-            cuts=Cuts(max_bytes=self._settings.max_run_bytes),
+            cuts=Cuts(max_bytes=tuning_of(self._settings).max_run_bytes),
         )
 
     def _write_delta(self, target: RoundTarget) -> Delta:

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
 from statelog.materializer.outcome import CompletedRound, RoundOutcome
-from statelog.materializer.settings import MaterializerSettings
+from statelog.materializer.settings import MaterializerSettings, tuning_of
 
 _CHECK_AT_LEAST_S = 0.05
 _OVERDUE_S = 30.0
@@ -74,7 +74,7 @@ def cause_of_round(
         return RoundCause.INTERVAL
     # With a budget that rounds cannot meet, they would follow each other without a pause.
     own_s = 0.0 if settings.restore_budget_s is not None else _EARLY_SHARE * settings.interval_s
-    is_spaced = ended_s is None or now_s >= ended_s + max(settings.restore_spacing_s, lasted_s, own_s)
+    is_spaced = ended_s is None or now_s >= ended_s + max(tuning_of(settings).restore_spacing_s, lasted_s, own_s)
     is_early = outlook is RestoreOutlook.ROUND_DUE and not has_failed and is_spaced
     return RoundCause.RESTORE_BUDGET if is_early else None
 
@@ -91,8 +91,8 @@ def first_delay_s(log: str, settings: MaterializerSettings, *, due_s: float = ma
     over, it is within half a minute, spread as well.
     """
     share: float = zlib.crc32(log.encode()) / (1 << 32)
-    usual_s = share * settings.jitter * settings.interval_s
-    return min(usual_s, max(due_s, share * settings.jitter * _OVERDUE_S))
+    usual_s = share * tuning_of(settings).jitter * settings.interval_s
+    return min(usual_s, max(due_s, share * tuning_of(settings).jitter * _OVERDUE_S))
 
 
 def check_every_s(settings: MaterializerSettings) -> float:

@@ -21,7 +21,7 @@ from dataclasses import dataclass, field, replace
 from statelog.errors import BeyondEnd, OffsetGone
 from statelog.kafka.port import OffsetRange
 from statelog.log import Log
-from statelog.materializer.settings import MaterializerSettings
+from statelog.materializer.settings import MaterializerSettings, tuning_of
 from statelog.schemas.ledger.fold import ValidCommit
 from statelog.schemas.ledger.inline import CommitContents
 from statelog.schemas.ledger.place import LastRecord
@@ -88,7 +88,7 @@ def _within_budget(
         contents = found.contents
         size_bytes = len(found.commit.body) + contents.size_bytes
         is_other = found.offset != last_offset  # The commits of one record are taken together.
-        if taken and is_other and (size_bytes > left_bytes or len(taken) >= settings.budget_commits):
+        if taken and is_other and (size_bytes > left_bytes or len(taken) >= tuning_of(settings).budget_commits):
             return taken, found.offset
         left_bytes -= size_bytes
         last_offset = found.offset

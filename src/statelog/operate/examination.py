@@ -34,7 +34,7 @@ from statelog.log.where import Ports, opened_ports
 from statelog.materializer.cleanup import VerifiedRuns, aging_need
 from statelog.materializer.copy import is_closed_copy
 from statelog.materializer.publication import other_root, published
-from statelog.materializer.settings import MaterializerSettings
+from statelog.materializer.settings import MaterializerSettings, tuning_of
 from statelog.materializer.tail import Tail
 from statelog.operate import log_checks
 from statelog.operate.finding import Finding, Severity, Verdict, error_verdict
@@ -317,7 +317,7 @@ class _Examination:
         log.verify()
         need = None
         if newest is not None and log.retention_s is not None:
-            leases = living(self._held[1], self._now_s, self._settings.lease_cap_s)
+            leases = living(self._held[1], self._now_s, tuning_of(self._settings).lease_cap_s)
             floor = truncation_floor(self._links, claims_of(log, leases, self._subscribed))
             need = aging_need(log, newest, self._links, floor, self._now_s)
         return log_checks.of_aging(need, log.retention_s)

@@ -169,7 +169,7 @@ def of_leases(held: Sequence[HeldLease], listed: int, position: int, now_s: floa
         hint = "Delete the files: a lease that cannot be read holds nothing back"
         return Verdict(Severity.NOTE, f"{listed - len(held)} of {listed} cannot be read", hint, facts)
     if stuck:
-        hint = "Check these readers, or stop them: the materializer's lease_cap_s ends their leases"
+        hint = "Check these readers, or stop them: the materializer ends a lease after a day"
         found = f"no progress for {show_duration(_STUCK_LEASE_S)} or more: {shown(stuck)}"
         return Verdict(Severity.NOTE, found, hint, facts)
     return Verdict(Severity.OK, f"leases: {len(held)}", facts=facts)

@@ -11,7 +11,7 @@ from functools import partial
 from statelog.formatting import show_counted, show_duration
 from statelog.kafka.port import OffsetRange
 from statelog.log import Log
-from statelog.materializer.settings import MaterializerSettings
+from statelog.materializer.settings import MaterializerSettings, tuning_of
 from statelog.operate.report import Listing
 from statelog.reading import HeldLease, StoredSubscriptions, claims_of, living
 from statelog.schemas.snapshot.claims import Lease, Subscription, newest_files
@@ -118,7 +118,7 @@ def held(
     listed = log.manifests.listed()
     now_s = log.store.now_s() if now_s is None else now_s
     manifests = [one for number in sorted(listed)[:most_snapshots] if (one := log.manifests.find(number))]
-    live = living(leases, now_s, settings.lease_cap_s)
+    live = living(leases, now_s, tuning_of(settings).lease_cap_s)
     holds = claims_of(log, live, subscriptions)
     bounds = bounds_of(manifests, holds)
     put_s = {number: info.modified_s for number, info in listed.items()}
@@ -132,7 +132,7 @@ def held(
     readers = [one for one in holds if isinstance(one, Subscription)]
     makers = [
         *(partial(snapshots.holder, one) for one in manifests),
-        *(partial(_lease, one, settings.lease_cap_s, now_s) for one in live),
+        *(partial(_lease, one, tuning_of(settings).lease_cap_s, now_s) for one in live),
         *(partial(_subscription, one, subscriptions, settings, now_s) for one in readers),
     ]
     made = [make(bound) for make, bound in zip(makers, bounds, strict=True)]

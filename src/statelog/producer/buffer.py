@@ -27,7 +27,7 @@ import pyarrow as pa
 from statelog.errors import InvalidChange, KeyGroupMismatch, ValueTooLarge
 from statelog.producer.change_maker import ChangeMaker, Key, Value
 from statelog.producer.intake import take_in
-from statelog.producer.settings import WriterSettings
+from statelog.producer.settings import WriterSettings, tuning_of
 from statelog.schemas.arrays import about_bytes
 from statelog.schemas.changes.few import FEW_BYTES, ROW_BYTES, Changes, FewChanges
 from statelog.schemas.descriptor import Descriptor, HashRule
@@ -105,8 +105,9 @@ class ChangeBuffer:
     def __init__(
         self, descriptor: Descriptor, value_schema: ValueSchema, owned: Collection[int], settings: WriterSettings
     ) -> None:
+        tuning = tuning_of(settings)
         self._descriptor = descriptor
-        self._settings = settings
+        self._roll_bytes = tuning.roll_bytes
         self._maker = ChangeMaker(descriptor, value_schema, owned)
         mine = self._maker.owned
         self._owns_all = mine is None
@@ -120,12 +121,12 @@ class ChangeBuffer:
         self.lists = ChangeLists(
             bytes if is_quick else Unquick,
             mine,
-            roll_rows=settings.roll_rows,
-            list_bytes=settings.list_bytes,
+            roll_rows=tuning.roll_rows,
+            list_bytes=tuning.list_bytes,
             large_bytes=min(LARGE, descriptor.record_bytes_max // 2),
         )
         """Single changes that wait for Arrow. Only `ChangeWriter.put` appends to them without this buffer."""
-        self._few_bytes = min(FEW_BYTES, settings.chunk_bytes) if is_few else 0
+        self._few_bytes = min(FEW_BYTES, tuning.chunk_bytes) if is_few else 0
         self._batches: list[pa.RecordBatch] = []
         self._batch_bytes = 0
 
@@ -142,7 +143,7 @@ class ChangeBuffer:
     @property
     def full(self) -> bool:
         """Whether there is enough to split and send."""
-        return self._batch_bytes >= self._settings.roll_bytes
+        return self._batch_bytes >= self._roll_bytes
 
     def put(self, key: Key, value: Value) -> bool:
         """Buffer a put. Return whether the buffer is full. Raises InvalidChange."""
@@ -197,12 +198,12 @@ class ChangeBuffer:
                 hint="From pandas, pa.Table.from_pandas(frame, preserve_index=False); from Polars, frame.to_arrow()",
             )
         self._roll_lists()
-        pieces = take_in(table, self._settings.roll_bytes)
+        pieces = take_in(table, self._roll_bytes)
         ready = deque((self._maker.of_batch(piece), is_ours) for piece, is_ours in pieces)
         while ready:
             changes, is_ours = ready.popleft()
             size = self._add(changes)
-            yield self.full or size >= self._settings.roll_bytes // 2 or not is_ours
+            yield self.full or size >= self._roll_bytes // 2 or not is_ours
 
     def take(self) -> Changes | None:
         """Empty the buffer. Return all changes in order, or None if there are none."""

@@ -16,7 +16,7 @@ from typing import NamedTuple
 from statelog.errors import PersistFailed, StatelogError
 from statelog.kafka.port import Delivery, DeliveryStatus, Producer, with_remedy
 from statelog.producer.epoch import Grant
-from statelog.producer.settings import WriterSettings, WriterStatistics
+from statelog.producer.settings import WriterSettings, WriterStatistics, tuning_of
 from statelog.schemas.changes.chunk import encode_chunk
 from statelog.schemas.key_groups import key_groups_of_partition
 from statelog.schemas.ledger.place import Place
@@ -52,7 +52,7 @@ class Outbox:
         self.witness = witness or (lambda: grant.witness)
         """The place up to which the ledger was folded; every chunk names it."""
         self.change_bytes_max = grant.change_bytes_max
-        self.chunk_bytes = min(settings.chunk_bytes, self.change_bytes_max)
+        self.chunk_bytes = min(tuning_of(settings).chunk_bytes, self.change_bytes_max)
         self.meter = meter or WriterStatistics()
         self.failure: Failure | None = None
         self.in_flight_bytes = 0
@@ -60,7 +60,7 @@ class Outbox:
         self._producer = producer
         self._topic = data_topic(grant.descriptor.name)
         self._limit = settings.in_flight_bytes_max
-        self._stall_s = min(settings.stall_timeout_s, producer.delivery_timeout_s + _GRACE_S)
+        self._stall_s = min(tuning_of(settings).stall_timeout_s, producer.delivery_timeout_s + _GRACE_S)
         self._reports = 0
         self._counted_failed = 0
         """How many of the chunks in flight count as failed already."""
@@ -112,7 +112,7 @@ class Outbox:
     def wait(self, sqn: int, done: Callable[[], bool], timeout_s: float | None = None) -> bool:
         """Poll until `done`, for at most `timeout_s`. Return whether it is done.
 
-        After `stall_timeout_s` without any report, the change set `sqn` fails.
+        After 30 s without any report, the change set `sqn` fails.
         """
         if done():
             return True

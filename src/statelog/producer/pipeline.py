@@ -29,7 +29,7 @@ from statelog.errors import Misuse, PersistFailed, SequenceAhead, SequenceTrunca
 from statelog.producer.buffer import meta_size
 from statelog.producer.change_set import ChangeSet, LocalCopies
 from statelog.producer.outbox import Outbox
-from statelog.producer.settings import WriterSettings
+from statelog.producer.settings import WriterSettings, tuning_of
 from statelog.schemas.arrays import about_bytes
 from statelog.schemas.changes.few import Changes, FewChanges
 from statelog.schemas.ledger.handle import Step
@@ -140,7 +140,7 @@ class Pipeline:
         self.copies = LocalCopies(settings, outbox.meter, outbox.grant)
         self.outbox = outbox
         """Chunks on their way. Replace it only while it is empty, and everything that was sent is history."""
-        self._ahead_bytes = settings.roll_bytes
+        self._ahead_bytes = tuning_of(settings).roll_bytes
         self._active = ChangeSet(INITIAL)
         self._sets: list[ChangeSet] = []
         """The change sets that were rolled over, in order, without those that are durable and in a checkpoint."""

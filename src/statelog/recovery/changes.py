@@ -46,7 +46,7 @@ from statelog.reading import (
     partitions_of,
 )
 from statelog.recovery.plan_reader import PlanReader, committed_chunks
-from statelog.recovery.settings import RecoverySettings, terms_of
+from statelog.recovery.settings import RecoverySettings, terms_of, tuning_of
 from statelog.schemas.arrays import column_of, column_of_rows
 from statelog.schemas.changes.replay_plan import ListedBy, ReplayPlan, plan_replay
 from statelog.schemas.ledger.fold import Folded, ValidCommit
@@ -288,7 +288,7 @@ class CommitFeed:
         self._base = replace(plan, manifest=None, runs=(), key_groups=key_groups, partitions=self._partitions)
         self.converter = Converter(log, settings.value_schema_id)
         """Defines the schema of the output. It advances with the first change in a newer value schema."""
-        self._retries = RetryWindow(settings.stall_timeout_s, self._environment.clock)
+        self._retries = RetryWindow(tuning_of(settings).stall_timeout_s, self._environment.clock)
         self.folded = Folded(plan.state, plan.place)
         """The ledger, up to the last commits that were returned."""
         self.is_answered = True

@@ -49,7 +49,7 @@ from statelog.reading import (
     select_key_groups,
 )
 from statelog.recovery.runs import RunOpener
-from statelog.recovery.settings import RecoverySettings
+from statelog.recovery.settings import RecoverySettings, tuning_of
 from statelog.schemas.snapshot.run_ref import lanes
 from statelog.schemas.snapshot.runs import key_groups_of
 from statelog.store.merge import Job, Lane, LanePart, Prefetch, merge_streams
@@ -293,7 +293,7 @@ def committed_chunks(
     if plan.replay.is_empty:
         return
     counter, pause = counter or ReadCount(), pause or Event().wait
-    stall_timeout_s = settings.stall_timeout_s
+    stall_timeout_s = tuning_of(settings).stall_timeout_s
     schemas = RetryWindow(settings.lease_ttl_s, clock)
 
     def patient(topic: str) -> Reader:

@@ -36,7 +36,7 @@ from statelog.recovery.plan_reader import OnStep, PlanReader
 from statelog.recovery.progress import Monitor, OnProgress, RecoveryStatistics
 from statelog.recovery.rocksdb_state import require_rocksdict
 from statelog.recovery.runs import RunOpener
-from statelog.recovery.settings import RecoverySettings, terms_of
+from statelog.recovery.settings import RecoverySettings, terms_of, tuning_of
 from statelog.recovery.stream import ReadAhead, Stream
 from statelog.recovery.targets import (
     Target,
@@ -109,7 +109,9 @@ def recover(
         partitions, seen = partitions_of(resume.key_groups, log.descriptor), [resume.place]
     least = log.barrier() if barrier else at_least
     seen.append(least if isinstance(least, Place) else Place(least))
-    held = HeldPlan(log, terms_of(chosen), at, key_groups, seen=seen, partitions=partitions, attempts=chosen.attempts)
+    held = HeldPlan(
+        log, terms_of(chosen), at, key_groups, seen=seen, partitions=partitions, attempts=tuning_of(chosen).attempts
+    )
     try:
         held.prepare()
     except NotFound as error:
@@ -162,7 +164,7 @@ def recover_snapshot(
         raise ConfigError("a snapshot is chosen by its position", hint="Give AtPosition, or nothing for the newest")
     chosen = settings_or(settings, RecoverySettings())
     log = open_snapshots(name, where)
-    held = HeldPlan(log, terms_of(chosen), at, key_groups, is_alone=True, attempts=chosen.attempts)
+    held = HeldPlan(log, terms_of(chosen), at, key_groups, is_alone=True, attempts=tuning_of(chosen).attempts)
     held.prepare()
     return Recovery(held, chosen, on_progress)
 
@@ -188,7 +190,7 @@ class Recovery(Closing):
         self._held = held
         self._settings = settings
         self._opener = RunOpener(held.log, settings.cache)
-        self._monitor = Monitor(held, on_progress, settings.progress_interval_s)
+        self._monitor = Monitor(held, on_progress, tuning_of(settings).progress_interval_s)
         self._resume = resume
         self._read_ahead: ReadAhead | None = None
         self.release: Callable[[], object] = lambda: None

@@ -13,7 +13,23 @@ from statelog.recovery.run_cache import CacheSettings
 from statelog.schemas.names import check_kind, check_whole
 
 _FRAME_BYTES = 4 * 1024 * 1024
-_LEAST = {"attempts": 1, "fold_bytes": 1, "threads": 1, "memory_bytes": 64 * 1024, "segment_bytes": 1}
+_LEAST = {"fold_bytes": 1, "threads": 1, "memory_bytes": 64 * 1024}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecoveryTuning:
+    """What tests and benchmarks of this package change, and programs do not. Not checked.
+
+    `attempts`: how often to plan before giving up, if the log is truncated or a snapshot fails mid-read.
+    `stall_timeout_s`: give up when Kafka makes no progress for this long.
+    `segment_bytes`: of a stream, the size at which a spill segment is sealed and the next one begins.
+    `progress_interval_s`: the least time between two progress reports.
+    """
+
+    attempts: int = ATTEMPTS
+    stall_timeout_s: float = 30.0
+    segment_bytes: int = 64 * 1024 * 1024
+    progress_interval_s: float = 0.2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,45 +39,35 @@ class RecoverySettings:
         settings = RecoverySettings(holder="web", lease_ttl_s=300.0)
         recover(log, settings=settings).to_dict()
 
-    stall_timeout_s      give up when Kafka makes no progress for this long
-    lease_ttl_s          how long truncation waits for this reader after its last lease renewal
-    lease                whether truncation waits for this reader. Without one it writes nothing to the store, and plans
-                         again, or fails with OffsetGone, if truncation overtakes it
-    holder               the reader's name in its lease, for people
-    attempts             how often to plan before giving up, if the log is truncated or a snapshot fails mid-read
-    fold_bytes           changes of the tail held in memory before they are folded to the last one per key; a stream and
-                         the sorted targets sort and spill the rest, and hold about three times as much then
-    memory_bytes         of a stream: fetched and not yet applied changes held in memory; the rest is spilled
-    segment_bytes        of a stream: the size at which a spill segment is sealed and the next one begins
-    spill_directories    of streams and sorted targets: existing directories for spilled data, used in turn
-    waits_for_room       of a stream: when the disk is full of changes that its reader has not taken, wait for the
-                         reader, with the lease held, instead of ending with StorageFull
-    threads              how many partitions of the tail are folded at the same time; with 1, runs on a local disk are
-                         not read ahead either, which saves a third of the cost of reading them
-    progress_interval_s  the least time between two progress reports
-    value_schema_id      the value schema to convert to; None for the newest
-    local_copies         where writers keep local copies of change sets (`WriterSettings.local_copies`): the tail is
-                         read there if all its change sets are there, else from Kafka, with a log line
-    cache                how runs are opened: CacheSettings for local copies, None for ranges of the store's files
+    lease_ttl_s        how long truncation waits for this reader after its last lease renewal
+    lease              whether truncation waits for this reader. Without one it writes nothing to the store, and plans
+                       again, or fails with OffsetGone, if truncation overtakes it
+    holder             the reader's name in its lease, for people
+    fold_bytes         changes of the tail held in memory before they are folded to the last one per key; a stream and
+                       the sorted targets sort and spill the rest, and hold about three times as much then
+    memory_bytes       of a stream: fetched and not yet applied changes held in memory; the rest is spilled
+    spill_directories  of streams and sorted targets: existing directories for spilled data, used in turn
+    threads            how many partitions of the tail are folded at the same time; with 1, runs on a local disk are
+                       not read ahead either, which saves a third of the cost of reading them
+    value_schema_id    the value schema to convert to; None for the newest
+    local_copies       where writers keep local copies of change sets (`WriterSettings.local_copies`): the tail is
+                       read there if all its change sets are there, else from Kafka, with a log line
+    cache              how runs are opened: CacheSettings for local copies, None for ranges of the store's files
 
     Raises ConfigError.
     """
 
-    stall_timeout_s: float = 30.0
     lease_ttl_s: float = 120.0
     lease: bool = True
     holder: str = "recovery"
-    attempts: int = ATTEMPTS
     fold_bytes: int = 128 * 1024 * 1024
     memory_bytes: int = 64 * 1024 * 1024
-    segment_bytes: int = 64 * 1024 * 1024
     spill_directories: tuple[str | PathLike[str], ...] = field(default_factory=lambda: (gettempdir(),))
-    waits_for_room: bool = False
     threads: int = 2
-    progress_interval_s: float = 0.2
     value_schema_id: int | None = None
     local_copies: Path | None = None
     cache: CacheSettings | None = None
+    _tuning: RecoveryTuning = field(default_factory=RecoveryTuning, repr=False)
 
     def __post_init__(self) -> None:
         for name, least in _LEAST.items():
@@ -70,14 +76,12 @@ class RecoverySettings:
             check_whole("value_schema_id", self.value_schema_id, 0)
         check_kind("spill_directories", self.spill_directories, tuple, list, example='("/mnt/a", "/mnt/b")')
         object.__setattr__(self, "spill_directories", tuple(self.spill_directories))
-        check_kind("progress_interval_s", self.progress_interval_s, Real, example="seconds")
         if self.cache is not None:
             check_kind("cache", self.cache, CacheSettings, example="CacheSettings(directory=...)")
         if self.local_copies is not None:
             check_directory(self.local_copies)
-        for name, seconds in (("stall_timeout_s", self.stall_timeout_s), ("lease_ttl_s", self.lease_ttl_s)):
-            if not (isinstance(seconds, Real) and 0 < seconds < math.inf):
-                raise ConfigError(f"{name} is {seconds!r} and must be a number of seconds above 0")
+        if not (isinstance(self.lease_ttl_s, Real) and 0 < self.lease_ttl_s < math.inf):
+            raise ConfigError(f"lease_ttl_s is {self.lease_ttl_s!r} and must be a number of seconds above 0")
 
     @property
     def frame_bytes(self) -> int:
@@ -88,6 +92,11 @@ class RecoverySettings:
     def directories(self) -> tuple[Path, ...]:
         """The spill directories, as paths."""
         return tuple(map(Path, self.spill_directories))
+
+
+def tuning_of(settings: RecoverySettings) -> RecoveryTuning:
+    """Return the tuning of these settings: the defaults, except in tests."""
+    return settings._tuning  # pyright: ignore[reportPrivateUsage] # private to programs, not to this package
 
 
 def terms_of(settings: RecoverySettings) -> Terms:

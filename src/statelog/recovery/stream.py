@@ -37,13 +37,13 @@ import pyarrow as pa
 
 from statelog.closing import Closing, OwnProcess
 from statelog.environment import GRACE_S, begin
-from statelog.errors import ClosedError, StorageFull, Unavailable
+from statelog.errors import ClosedError, Unavailable
 from statelog.reading import HeldPlan, Plan, RetryWindow, cut_to_frames
 from statelog.recovery.changes import PAUSE, CommitFeed
 from statelog.recovery.cursor import Applied, Cursor, decode_frame, encode_frame, rest_of
 from statelog.recovery.plan_reader import OnStep, Phase, PlanReader
 from statelog.recovery.progress import Monitor
-from statelog.recovery.settings import RecoverySettings
+from statelog.recovery.settings import RecoverySettings, tuning_of
 from statelog.store.disk.spill_queue import SpillQueue, SpillStatistics
 
 _UNCLOSED = "unclosed stream of statelog: close it, or take from it in a with block"
@@ -86,7 +86,7 @@ class ReadAhead:
         )
         self.queue = SpillQueue(
             memory_bytes=settings.memory_bytes,
-            segment_bytes=settings.segment_bytes,
+            segment_bytes=tuning_of(settings).segment_bytes,
             directories=settings.directories,
             open_file=held.environment.open_spill_file,
         )
@@ -155,16 +155,10 @@ class ReadAhead:
             self.queue.put(encode_frame(_empty(self.reader.converter.schema), self._applied))
 
     def _put(self, batch: pa.RecordBatch) -> None:
-        """Queue rows of the state. On a full disk with `waits_for_room`, wait for the consumer."""
+        """Queue rows of the state."""
         assert self._applied is not None, "reading the state begins with a place"
         applied = self._applied.after(batch)
-        data = encode_frame(batch, applied)
-        try:
-            self.queue.put(data)
-        except StorageFull:
-            if not self._settings.waits_for_room:
-                raise
-            self._offer(data, self._held.renew)
+        self.queue.put(encode_frame(batch, applied))
         self._applied = applied
         self._held.pin()
 

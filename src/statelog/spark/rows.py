@@ -20,7 +20,7 @@ from pyspark.sql.pandas.types import from_arrow_type, to_arrow_schema
 from pyspark.sql.types import DataType, StructField, StructType
 
 from statelog.errors import ConfigError, InvalidChange
-from statelog.producer.settings import WriterSettings
+from statelog.producer.settings import WriterSettings, tuning_of
 from statelog.schemas.descriptor import Descriptor, HashRule
 from statelog.schemas.key_groups import KeyType
 from statelog.schemas.values.schema import STATE_NAMES, Misfit, Reason, ValueSchema, misfits
@@ -39,6 +39,7 @@ _KEYS: Mapping[KeyType, tuple[tuple[str, ...], str, str]] = {
 _SEQUENCES = (*_INTEGERS, "date", "timestamp", "timestamp_ntz", "decimal", "time")
 _ROOT = "value"
 TASK_SETTINGS = WriterSettings()
+_TASK_BYTES = tuning_of(TASK_SETTINGS).roll_bytes
 """The settings of a task's writer."""
 
 
@@ -145,10 +146,10 @@ def _gathered(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     held_bytes = 0
     for batch in batches:
         size = batch.nbytes
-        if held and held_bytes + size > TASK_SETTINGS.roll_bytes:
+        if held and held_bytes + size > _TASK_BYTES:
             yield pa.concat_batches(held)
             held, held_bytes = [], 0
-        if size >= TASK_SETTINGS.roll_bytes:
+        if size >= _TASK_BYTES:
             yield batch  # Alone: with others it might not fit into one array.
         else:
             held.append(batch)

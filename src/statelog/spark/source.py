@@ -8,7 +8,7 @@ A row of changes is a change as it was appended; no change is folded away.
 
 Invariants:
 - Only a `load()` chooses a position. A scan whose position was truncated fails, and never reads another one.
-- A lease is capped by its age (`lease_cap_s` of the materializer), so a program that never leaves `state` does not hold
+- A lease is capped by its age (a day, by the materializer), so a program that never leaves `state` does not hold
   a log indefinitely.
 """
 

@@ -36,7 +36,7 @@ from statelog.schemas.ledger.handle import Handle
 from statelog.schemas.ledger.place import Metadata, Place, check_metadata
 from statelog.schemas.ledger.state import LastCommit
 from statelog.tables.layers import Layer, Layers
-from statelog.tables.setup import TableSetup
+from statelog.tables.setup import TableSetup, tuning_of
 from statelog.tables.state.state import State
 from statelog.tables.state.store import StatePlace
 
@@ -228,7 +228,7 @@ class CommitScheduler:
         """
         with self.refusing():
             _check_progress(progress, self._writer.grant.descriptor.record_bytes_max)
-        while len(self._checkpoints) >= self._setup.settings.commits_under_way_max:
+        while len(self._checkpoints) >= tuning_of(self._setup.settings).commits_under_way_max:
             self.step(None)
         with self.refusing():
             layer = self._layers.seal()

@@ -28,6 +28,18 @@ from statelog.tables.state.keys import KeyRule
 _NAME = "table"
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TableTuning:
+    """What tests and benchmarks of this package change, and programs do not. Not checked.
+
+    `commits_under_way_max`: above it `commit_async` and `commit_every` wait for the oldest.
+    `recent_bytes`: of RocksDB, what was committed last, kept as objects to be read back; 0 keeps none.
+    """
+
+    commits_under_way_max: int = 4
+    recent_bytes: int = 64 << 20
+
+
 class BackendKind(StrEnum):
     """The backends of a table."""
 
@@ -50,38 +62,31 @@ class TableSettings:
         settings = TableSettings(cache_bytes=256 << 20)
         table = statelog.table("orders", where, backend="rocksdb", directory="/var/lib/job", settings=settings)
 
-    every_change             log every change, for readers of the history (`read_changes`); by default only the last one
-                             of each key in a commit is logged
-    skip_equal               leave out changes that change nothing: a put of the present value, a delete of no key
-    commits_under_way_max    above it `commit_async` and `commit_every` wait for the oldest
-    uncommitted_changes_max  `commit_every` commits early once so many keys have changed
-    uncommitted_bytes_max    the same once so many bytes were put; changes of bytes below 4 KiB do not count
-    cache_bytes              RocksDB's cache of blocks, indexes and filters
-    recent_bytes             a cache, above RocksDB, of the newest committed objects; 0 for none
-    write_buffer_bytes       RocksDB's changes in memory before they become a file; twice as much while one is written
-    open_files_max           the most files that RocksDB has open
-    loading                  "first": all of the state is local before the table opens. "behind": the table opens once
-                             the commits since the newest snapshot are read; the rest is loaded in the background.
-                             "on-demand": the rest stays in the snapshot, and is read from there
-    remote_cache_bytes       the cache of decoded snapshot data that is read on demand. A range holds 8 KiB or more of
-                             each key group in each run besides
-    writer                   how changes are batched and sent
-    recovery                 how the state is recovered, and the name of its lease
+    every_change           log every change, for readers of the history (`read_changes`); by default only the last one
+                           of each key in a commit is logged
+    skip_equal             leave out changes that change nothing: a put of the present value, a delete of no key
+    uncommitted_bytes_max  `commit_every` commits early once so many bytes were put, or a key for each KiB of them
+                           has changed; changes of bytes below 4 KiB count only as keys
+    cache_bytes            RocksDB's cache of blocks, indexes and filters. Half as much again caches decoded snapshot
+                           data that is read on demand, with either backend. A range holds 8 KiB or more of each
+                           key group in each run besides
+    write_buffer_bytes     RocksDB's changes in memory before they become a file; twice as much while one is written
+    loading                "first": all of the state is local before the table opens. "behind": the table opens once
+                           the commits since the newest snapshot are read; the rest is loaded in the background.
+                           "on-demand": the rest stays in the snapshot, and is read from there
+    writer                 how changes are batched and sent
+    recovery               how the state is recovered, and the name of its lease
     """
 
     every_change: bool = False
     skip_equal: bool = False
-    commits_under_way_max: int = 4
-    uncommitted_changes_max: int = 1_000_000
     uncommitted_bytes_max: int = 1 << 30
     cache_bytes: int = 128 << 20
-    recent_bytes: int = 64 << 20
     write_buffer_bytes: int = 32 << 20
-    open_files_max: int = 512
     loading: Loading | str = Loading.FIRST
-    remote_cache_bytes: int = 64 << 20
     writer: WriterSettings = field(default_factory=WriterSettings)
     recovery: RecoverySettings = field(default_factory=lambda: RecoverySettings(holder="table"))
+    _tuning: TableTuning = field(default_factory=TableTuning, repr=False)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "loading", parse_enum(Loading, "loading", self.loading))
@@ -91,10 +96,18 @@ class TableSettings:
         check_kind("recovery", self.recovery, RecoverySettings, example="RecoverySettings(...)")
         for name in (one.name for one in fields(self) if one.type is int):
             (value,) = whole_numbers(name, [getattr(self, name)], example=f"{name}=1000")
-            if name == "recent_bytes" and value < 0:
-                raise ConfigError(f"recent_bytes is {value} and must not be negative", hint="Give 0 for no cache")
-            if name != "recent_bytes" and value < 1:
+            if value < 1:
                 raise ConfigError(f"{name} is {value} and must be positive")
+
+    @property
+    def uncommitted_changes_max(self) -> int:
+        """How many keys may have changed before `commit_every` commits: one for each KiB of `uncommitted_bytes_max`."""
+        return max(1, self.uncommitted_bytes_max >> 10)
+
+
+def tuning_of(settings: TableSettings) -> TableTuning:
+    """Return the tuning of these settings: the defaults, except in tests."""
+    return settings._tuning  # pyright: ignore[reportPrivateUsage] # private to programs, not to this package
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

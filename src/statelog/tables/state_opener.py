@@ -33,7 +33,7 @@ from statelog.reading import (
     warn_if_aged,
 )
 from statelog.recovery import AtPosition, Plan, Recovery, newest_changes, plan_changes
-from statelog.recovery.settings import terms_of
+from statelog.recovery.settings import terms_of, tuning_of
 from statelog.schemas.ledger.state import LedgerState
 from statelog.schemas.snapshot.manifest import Manifest
 from statelog.store.disk.disk import is_there
@@ -319,7 +319,7 @@ class StateOpener:
         """Plan the recovery of the state at the wanted place or above, from what the Open has folded, if anything."""
         folding, settings, groups = self._wanted.folding, self._recovery, self._setup.keys.owned
         plan = None if folding is None else plan_of(self._setup.log, folding, groups)
-        seen, attempts = [self._wanted.place.ledger], settings.attempts
+        seen, attempts = [self._wanted.place.ledger], tuning_of(settings).attempts
         return self._setup.environment.run(
             HeldPlan, self._setup.log, terms_of(settings), None, groups, seen=seen, attempts=attempts, plan=plan
         )
@@ -355,7 +355,7 @@ class StateOpener:
             partitions=tuple(writer.grant.partitions),
         )
         access = SnapshotAccess(
-            self._setup.log, self._recovery, self._setup.environment, self._setup.settings.remote_cache_bytes
+            self._setup.log, self._recovery, self._setup.environment, self._setup.settings.cache_bytes // 2
         )
         moves = self._setup.settings.loading is Loading.ON_DEMAND
         self._base = BaseSnapshot(access, eligibility, lambda: writer.grant.epoch, moves=moves)

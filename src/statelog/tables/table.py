@@ -264,7 +264,7 @@ class Table(Guarded, Keyed[K, V], MutableMapping[K, V]):
     def commit_async(self, progress: Metadata | None = None) -> Pending[LastCommit]:
         """Commit as `commit` does, without waiting: later changes belong to the next commit.
 
-        Up to `commits_under_way_max` of them may be pending; then it waits for the oldest. Raises PersistFailed,
+        Up to four of them may be pending; then it waits for the oldest. Raises PersistFailed,
         Fenced, OutcomeUnknown, CommitRefused, Unavailable, Damaged for earlier commits, and the refusals of `commit`.
         """
         return self._send(progress)
@@ -307,7 +307,7 @@ class Table(Guarded, Keyed[K, V], MutableMapping[K, V]):
     def commit_every(self, interval_s: float, progress: Metadata | None = None) -> None:
         """Commit, as `commit_async`, if `interval_s` has passed since the last commit. Call it after each message.
 
-        It also commits after many changes (`uncommitted_changes_max`, `uncommitted_bytes_max`). In between it only
+        It also commits after many changes (`uncommitted_bytes_max`). In between it only
         notes the progress, and `close`, at the end of the `with` block, commits the last noted one. While there are no
         messages, call it without `progress`, which works as in `commit`. Raises the errors of `commit_async`, and
         Misuse if `interval_s` is no number.

@@ -234,7 +234,7 @@ def _materialize(part: Part) -> None:
     scratch.mkdir(exist_ok=True)
     settings = [f"--kafka={name}={value}" for name, value in part.stage.kafka(part.life).items() if "timeout" in name]
     program(
-        ["materialize", part.stage.log, "--json", "--interval=1s", "--jitter=0", "--keep=2", "--min-age=0s",
+        ["materialize", part.stage.log, "--json", "--interval=1s", "--now", "--keep=2", "--min-age=0s",
          f"--bootstrap={part.stage.bootstrap}", f"--root={part.stage.root}", f"--scratch={scratch}", *settings]
     )  # fmt: skip
 

@@ -9,13 +9,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from statelog.errors import Fenced
-from statelog.producer.settings import WriterSettings
+from statelog.producer.settings import WriterSettings, WriterTuning
 from statelog.producer.writer import Writer
 from tests.support.rigs.history import Committed, HistoryRig, history_rig
 
 __all__ = ["HistoryWorld", "history_world"]
 
-_TINY = WriterSettings(roll_rows=3, list_bytes=64, roll_bytes=256, chunk_bytes=96)
+_TINY = WriterSettings(_tuning=WriterTuning(roll_rows=3, list_bytes=64, roll_bytes=256, chunk_bytes=96))
 _NAMES: tuple[str, ...] = ("A", "B")
 
 

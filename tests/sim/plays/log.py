@@ -17,7 +17,7 @@ from statelog.producer import Coordinator, TaskGrant, TaskWriter, Writer
 from statelog.producer.guard import Life
 from statelog.reading.plan import At
 from statelog.recovery import AtCheckpoint, Portion, recover
-from statelog.recovery.settings import RecoverySettings
+from statelog.recovery.settings import RecoverySettings, RecoveryTuning
 from statelog.recovery.stream import Stream
 from statelog.schemas.key_groups import KeyType, key_group_of
 from statelog.schemas.ledger.handle import Handle
@@ -195,7 +195,7 @@ def _round(process: Process) -> None:
         assert not outcome.cleanup.held_back, outcome
 
 
-_SETTINGS = RecoverySettings(threads=1, stall_timeout_s=5.0)
+_SETTINGS = RecoverySettings(threads=1, _tuning=RecoveryTuning(stall_timeout_s=5.0))
 
 
 def _environment(process: Process, start: Callable[[Callable[[], None]], None]) -> Environment:

@@ -25,6 +25,7 @@ from statelog.log.producers import append_all
 from statelog.materializer import run_round
 from statelog.producer import Coordinator, Grant, Writer
 from statelog.recovery import AtPosition, Cursor, RecoverySettings, Stream, newest_changes, plan_changes, recover
+from statelog.recovery.settings import RecoveryTuning
 from statelog.schemas import Place
 from statelog.schemas.ledger.place import ORIGIN
 from statelog.spark.options import StreamOptions, stream_options
@@ -42,7 +43,7 @@ _MORE = 12
 """The number of records that make a ledger grow beyond its old end."""
 _PARTITIONS, _KEY_GROUPS = 2, 8
 _SOON_S = 10.0
-_PATIENT = RecoverySettings(stall_timeout_s=900.0)
+_PATIENT = RecoverySettings(_tuning=RecoveryTuning(stall_timeout_s=900.0))
 
 
 class Loss(StrEnum):

@@ -18,7 +18,7 @@ from pathlib import Path
 from statelog.environment import Environment
 from statelog.errors import Fenced
 from statelog.materializer.round import run_round
-from statelog.producer.settings import WriterSettings
+from statelog.producer.settings import WriterSettings, WriterTuning
 from statelog.producer.writer import Writer
 from statelog.reading.plan import AtPosition
 from statelog.recovery.recover import recover
@@ -32,7 +32,9 @@ __all__ = ["KEY_GROUPS", "PARTITIONS", "Care", "RescaleWorld", "Worker", "first_
 PARTITIONS = 5
 KEY_GROUPS = 8  # As TwinLog gives its logs.
 POISON = b"written by somebody who was replaced"
-SMALL = WriterSettings(roll_rows=3, list_bytes=64, roll_bytes=128, chunk_bytes=64, in_flight_bytes_max=512)
+SMALL = WriterSettings(
+    in_flight_bytes_max=512, _tuning=WriterTuning(roll_rows=3, list_bytes=64, roll_bytes=128, chunk_bytes=64)
+)
 
 Counts = dict[bytes, bytes]
 

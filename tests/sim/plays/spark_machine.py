@@ -22,7 +22,7 @@ from statelog.errors import Damaged
 from statelog.history import COMPARE_S
 from statelog.log import Log
 from statelog.log.loss import furthest_witness
-from statelog.producer.settings import WriterSettings
+from statelog.producer.settings import WriterSettings, WriterTuning
 from statelog.schemas.descriptor import Descriptor
 from statelog.schemas.ledger.records import Open, decode
 from statelog.spark import clients, sink
@@ -48,7 +48,9 @@ from tests.support.rigs.log import TwinRig
 
 __all__ = ["SMALL", "Machine", "Session", "Worker"]
 
-SMALL = WriterSettings(roll_rows=3, list_bytes=64, roll_bytes=128, chunk_bytes=64, in_flight_bytes_max=512)
+SMALL = WriterSettings(
+    in_flight_bytes_max=512, _tuning=WriterTuning(roll_rows=3, list_bytes=64, roll_bytes=128, chunk_bytes=64)
+)
 _CACHES: tuple[tuple[ModuleType, str], ...] = (
     (clients, "_logs"),
     (clients, "_producers"),

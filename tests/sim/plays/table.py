@@ -15,6 +15,7 @@ from statelog.pending import Pending
 from statelog.recovery import RecoverySettings
 from statelog.schemas.ledger.state import LastCommit
 from statelog.tables import Loading, Table, TableSettings
+from statelog.tables.setup import TableTuning
 from tests.sim.judge import InputJudge
 from tests.sim.nemesis import Kind, Nemesis
 from tests.sim.source import Puts
@@ -79,7 +80,7 @@ class _Life:
             return
         crash = stalling(process.world.nemesis.point, 1 if self.goal % 2 else 100)
         recovery = RecoverySettings(holder="table", threads=1, lease_ttl_s=0.2)
-        settings = TableSettings(commits_under_way_max=2, recovery=recovery, loading=self.loading)
+        settings = TableSettings(recovery=recovery, loading=self.loading, _tuning=TableTuning(commits_under_way_max=2))
         options = process.table_options(self.directory, settings)
         with process.table_environment(crash).run(lambda: statelog.table(LOG, create=MADE, **options)) as table:
             offset = self.judge.check(table)

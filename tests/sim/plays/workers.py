@@ -8,6 +8,7 @@ from statelog.environment import CrashPoint, Environment, Start, inline
 from statelog.kafka.port import TopicSpec
 from statelog.tables import Standby, Table, TableSettings, Worker
 from statelog.tables.group.context import InputStart, InputTopic, WorkerContext, WorkerHooks
+from statelog.tables.setup import TableTuning
 from statelog.tables.standbys.standby import StandbyPool
 from statelog.testing.cluster import MemoryCluster
 from statelog.testing.faults import Faults
@@ -97,7 +98,7 @@ class WorkersWorld:
             self.rig.where(),
             key_group=partition,
             writer=f"log-{partition}",
-            settings=TableSettings(commits_under_way_max=2),
+            settings=TableSettings(_tuning=TableTuning(commits_under_way_max=2)),
         )
         end = int(table.progress["offset"]) if table.progress else 0
         assert end >= self.heard[partition], f"{partition} went back from {self.heard[partition]} to {end}"

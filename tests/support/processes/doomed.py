@@ -24,6 +24,7 @@ from statelog.materializer.round import Round, run_round
 from statelog.producer.writer import Writer
 from statelog.schemas.ledger.handle import Handle
 from statelog.tables import TableSettings
+from statelog.tables.setup import TableTuning
 from tests.sim.judge import InputJudge
 from tests.sim.source import COPIED
 from tests.support.rigs.log import UNSAFE, LogRig, settings_for, where_at
@@ -82,7 +83,7 @@ def table_life(
     """Run one incarnation of a table, in RocksDB if it is given a directory."""
     where = Where({"bootstrap.servers": bootstrap}, root, allow_unsafe=UNSAFE)
     kept: dict[str, Any] = {} if local == NEVER else {"backend": "rocksdb", "directory": Path(local)}
-    settings = TableSettings(commits_under_way_max=3, loading=loading)
+    settings = TableSettings(loading=loading, _tuning=TableTuning(commits_under_way_max=3))
     with Environment(crash=_killer(point, int(times))).run(
         lambda: statelog.table(log, where, settings=settings, **kept)
     ) as opened:

@@ -10,7 +10,7 @@ the other. It uses neither the recovery room nor any part of the materializer.
 import time
 from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import closing, contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -25,7 +25,7 @@ from statelog.kafka.port import Kafka
 from statelog.log import Log, LogOptions, Where
 from statelog.materializer.outcome import CompletedRound
 from statelog.materializer.round import run_round
-from statelog.materializer.settings import MaterializerSettings
+from statelog.materializer.settings import MaterializerSettings, MaterializerTuning
 from statelog.producer.writer import Writer
 from statelog.reading.replay import replay
 from statelog.recovery import recover
@@ -289,8 +289,9 @@ def live(name: str, where: Callable[[], Where], scratch: Path, writes: int) -> S
 def settings_for(scratch: Path, *, keep: int = 2, **changed: Any) -> MaterializerSettings:
     """Return the settings of a small materializer: it retains two manifests, with no minimum age."""
     defaults: dict[str, Any] = {"scratch": scratch, "retention": RetentionPolicy(keep=keep, min_age_s=0.0)}
-    defaults["failures_tolerated_s"] = 0.0
-    return MaterializerSettings(**defaults | changed)
+    tuned: dict[str, Any] = {"failures_tolerated_s": 0.0}
+    tuned |= {one.name: changed.pop(one.name) for one in fields(MaterializerTuning) if one.name in changed}
+    return MaterializerSettings(**defaults | changed, _tuning=MaterializerTuning(**tuned))
 
 
 def rolled_up(scratch: Path) -> TwinLog:

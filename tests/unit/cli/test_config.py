@@ -162,7 +162,7 @@ def test_a_value_of_a_wrong_type_is_refused(text: str) -> None:
 @pytest.mark.parametrize("name", [key.path for key in KEYS.values()])
 def test_every_key_has_one_variable(name: str) -> None:
     """Each key can be set by the environment variable that has its name in capitals."""
-    values = {"allow_unsafe": "min-insync", "materializer.jitter": "0.5", "materializer.engine": "spark"}
+    values = {"allow_unsafe": "min-insync", "materializer.engine": "spark"}
     key = KEYS[name]
     assert environment_layer({key.variable: values.get(name, "7")}).values.keys() == {name}
     assert sum(other.variable == key.variable for other in KEYS.values()) == 1

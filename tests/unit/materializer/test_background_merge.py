@@ -50,7 +50,7 @@ class _Materializer:
 
     def other_round(self) -> None:
         """Run a round of a materializer that merges in its rounds."""
-        settings = replace(self.settings, merge_bytes=1 << 30)
+        settings = settings_for(self.scratch, fanout=2, merge_bytes=1 << 30)
         assert isinstance(self.twin.environment.run(run_round, self.twin.open(), settings), CompletedRound)
 
     def check(self) -> None:

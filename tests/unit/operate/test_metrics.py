@@ -32,6 +32,7 @@ from statelog.operate.exporting import export_from_worker
 from statelog.operate.metrics import METRICS, samples_of
 from statelog.producer import Writer
 from statelog.recovery import Progress, RecoverySettings, recover
+from statelog.recovery.settings import RecoveryTuning
 from tests.support.processes.starts import in_fork
 from tests.support.rigs.log import TwinLog, settings_for, twin_rig
 from tests.support.rigs.table import TableRig
@@ -164,7 +165,7 @@ def test_a_recovery_shows_how_far_it_is(scrape: Scrape) -> None:
     def look(_: Progress) -> None:
         seen.append(_progress(scrape()))
 
-    often = RecoverySettings(progress_interval_s=0.0)
+    often = RecoverySettings(_tuning=RecoveryTuning(progress_interval_s=0.0))
     with twin.open() as log, recover(log, on_progress=look, settings=often) as recovery:
         recovery.to_dict()
     assert seen[0]

@@ -1,16 +1,15 @@
 """The change buffer refuses bad changes on every path, and hands out bounded pieces."""
 
 import os
-from dataclasses import replace
 from types import MappingProxyType
 from typing import Any
 
 import pyarrow as pa
 import pytest
 
-from statelog.errors import ConfigError, InvalidChange, ValueTooLarge
+from statelog.errors import InvalidChange, ValueTooLarge
 from statelog.producer.buffer import ChangeBuffer
-from statelog.producer.settings import WriterSettings
+from statelog.producer.settings import WriterSettings, WriterTuning
 from statelog.producer.writer import Writer
 from statelog.schemas.changes.changes import change_schema, row_sizes
 from statelog.schemas.changes.few import FEW_BYTES, ROW_BYTES, FewChanges
@@ -25,11 +24,13 @@ MAX_CHANGE_BYTES = 15 << 20
 OVERHEAD = 2 + 1 + 4 + 4  # key group, op, and an offset each for key and value
 
 
-def _buffer(*, key_type: KeyType = KeyType.BYTES, value_schema: str | None = None, **settings: Any) -> ChangeBuffer:
+def _buffer(*, key_type: KeyType = KeyType.BYTES, value_schema: str | None = None, **tuned: Any) -> ChangeBuffer:
     """Return the buffer of a writer that owns all partitions."""
     with twin_rig("b").create(key_type=key_type, value_schema=value_schema) as log, Writer(log, "w") as writer:
         grant = writer.grant
-    return ChangeBuffer(grant.descriptor, grant.value_schema, grant.partitions, WriterSettings(**settings))
+    return ChangeBuffer(
+        grant.descriptor, grant.value_schema, grant.partitions, WriterSettings(_tuning=WriterTuning(**tuned))
+    )
 
 
 def _extend(buffer: ChangeBuffer, columns: dict[str, Any]) -> None:
@@ -227,18 +228,6 @@ def test_lists_hold_so_many_changes(rows: int, size_bytes: int, most: int) -> No
     buffer.put(b"key", bytes(size_bytes))
     assert not buffer.lists.keys
     assert buffer.changes == most
-
-
-@pytest.mark.parametrize("name", ["roll_bytes", "list_bytes"])
-def test_thresholds_stay_below_what_an_array_holds(name: str) -> None:
-    """Thresholds stay below 2 GiB, the size of an Arrow array."""
-    with pytest.raises(ConfigError, match=name):
-        _with(name, 2 << 30)
-
-
-def _with(name: str, value: Any) -> WriterSettings:
-    changed: dict[str, Any] = {name: value}
-    return replace(WriterSettings(), **changed)
 
 
 def test_a_value_that_is_changed_behind_its_put_is_the_one_that_was_put() -> None:

@@ -14,7 +14,7 @@ from statelog.errors import InvalidChange
 from statelog.producer import Coordinator, TaskWriter
 from statelog.producer.change_writer import ChangeWriter
 from statelog.producer.intake import copied, take_in
-from statelog.producer.settings import WriterSettings
+from statelog.producer.settings import WriterTuning
 from statelog.producer.writer import Writer
 from statelog.recovery import recover
 from tests.support.rigs.log import twin_rig
@@ -265,7 +265,7 @@ def test_every_piece_is_ours_or_sent_at_once(rows: int) -> None:
     """Pieces that may be retained are copies. Others must be sent at once, however small. None is empty."""
     values = [bytes(8)] * (rows // 2) + [bytes(200)] * (rows - rows // 2)
     column = pa.array(values)
-    table, half = pa.table({"key": column, "value": column}), WriterSettings().roll_bytes // 2
+    table, half = pa.table({"key": column, "value": column}), WriterTuning().roll_bytes // 2
     pieces = list(take_in(table, 2 * half))
     assert pa.Table.from_batches([piece for piece, _ in pieces]).equals(table)
     assert all(piece.num_rows for piece, _ in pieces)

@@ -6,7 +6,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from statelog.errors import ConfigError, PersistFailed
+from statelog.errors import PersistFailed
 from statelog.kafka.port import Delivery, DeliveryStatus
 from statelog.producer.epoch import open_epoch
 from statelog.producer.outbox import Outbox
@@ -106,10 +106,3 @@ def test_a_time_out_of_the_caller_fails_nothing() -> None:
     with _outbox(producer) as outbox:
         assert not outbox.wait(1, lambda: outbox.in_flight_chunks == 0, 5.0)
         assert outbox.failure is None
-
-
-@pytest.mark.parametrize("stall_timeout_s", [0.0, -1.0, float("inf"), float("nan")])
-def test_the_limit_is_positive_and_finite(stall_timeout_s: float) -> None:
-    """The limit must be positive and finite."""
-    with pytest.raises(ConfigError):
-        WriterSettings(stall_timeout_s=stall_timeout_s)

@@ -226,8 +226,8 @@ SLIPS: dict[str, Callable[[Writer, Coordinator, Any], object]] = {
         log.kafka.producer(), coordinator.task(), slot=cast("Any", 0.5)
     ),
     "a dict of settings": lambda _, __, log: Writer(log, "other", settings=cast("Any", {})),
-    "no bound": lambda _, __, log: WriterSettings(roll_bytes=cast("Any", math.nan)),
-    "text for seconds": lambda _, __, log: WriterSettings(stall_timeout_s=cast("Any", "1")),
+    "no bound": lambda _, __, log: WriterSettings(in_flight_bytes_max=cast("Any", math.nan)),
+    "text for bytes": lambda _, __, log: WriterSettings(inline_bytes=cast("Any", "1")),
 }
 
 

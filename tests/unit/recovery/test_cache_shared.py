@@ -19,6 +19,7 @@ from statelog.log import Log
 from statelog.producer.writer import Writer
 from statelog.reading.claims import list_leases
 from statelog.recovery import CacheSettings, RecoverySettings, RunOpener, recover
+from statelog.recovery.settings import RecoveryTuning
 from statelog.store.local import LocalStore
 from statelog.store.port import Store
 from statelog.testing.cluster import MemoryCluster
@@ -263,7 +264,7 @@ def test_copies_that_decay_are_gone_around(tmp_path: Path) -> None:
         assert recover(world.rig.log, settings=world.settings).to_dict() == world.expected
         for file in world.base.rglob("*.run"):
             _flip(file)
-        recovery = recover(world.rig.log, settings=replace(world.settings, attempts=1))
+        recovery = recover(world.rig.log, settings=replace(world.settings, _tuning=RecoveryTuning(attempts=1)))
         with told("is damaged"):
             assert recovery.to_dict() == world.expected
         assert (recovery.plan.manifest_number, recovery.warnings) == (3, ())
@@ -296,7 +297,9 @@ def test_a_failing_recovery_leaves_nothing(tmp_path: Path) -> None:
         if world.reads.downloads:
             raise RuntimeError("the caller's own")
 
-    settings = RecoverySettings(cache=CacheSettings(directory=world.base), progress_interval_s=0.0)
+    settings = RecoverySettings(
+        cache=CacheSettings(directory=world.base), _tuning=RecoveryTuning(progress_interval_s=0.0)
+    )
     recovery = recover(world.rig.log, settings=settings, on_progress=fail)
     with pytest.raises(RuntimeError, match="the caller's own"):
         recovery.to_dict()
@@ -316,7 +319,7 @@ def test_a_failure_during_a_download_leaves_no_reader(tmp_path: Path) -> None:
     world.reads.before_download = lambda _: wait_for(failed.is_set)
     cache = CacheSettings(directory=world.base)
     with RunOpener(world.rig.log, cache) as holder:
-        settings = RecoverySettings(cache=cache, progress_interval_s=0.0)
+        settings = RecoverySettings(cache=cache, _tuning=RecoveryTuning(progress_interval_s=0.0))
         with pytest.raises(RuntimeError, match="the caller's own"):
             recover(world.rig.log, settings=settings, on_progress=fail).to_dict()
         assert holder.statistics().files == len(world.reads.downloads)

@@ -16,7 +16,7 @@ from statelog.recovery.plan_reader import Phase
 from statelog.recovery.progress import Progress
 from statelog.recovery.recover import Recovery, recover
 from statelog.recovery.rocksdb_state import read_rocksdb_state
-from statelog.recovery.settings import RecoverySettings
+from statelog.recovery.settings import RecoverySettings, RecoveryTuning
 from statelog.store.disk.disk import is_there
 from statelog.testing.store import MemoryDisk, MemoryStore
 from tests.support.rigs.history import HistoryRig, history_rig
@@ -49,7 +49,7 @@ def test_a_file_is_made_beside_its_name(rig: HistoryRig, tmp_path: Path) -> None
             assert path.read_bytes() == b"older"
             beside.update(entry.name.startswith(".state.parquet.") for entry in tmp_path.iterdir() if entry != path)
 
-    settings = RecoverySettings(progress_interval_s=0)
+    settings = RecoverySettings(_tuning=RecoveryTuning(progress_interval_s=0))
     assert recover(rig.log, on_progress=look, settings=settings).to_parquet(path) == 50
     assert beside == {True}
     assert path.read_bytes()[:4] == b"PAR1"

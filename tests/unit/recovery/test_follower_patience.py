@@ -13,7 +13,7 @@ from statelog.producer.writer import Writer
 from statelog.recovery.changes import CommitFeed
 from statelog.recovery.plan_reader import PlanReader
 from statelog.recovery.recover import recover
-from statelog.recovery.settings import RecoverySettings
+from statelog.recovery.settings import RecoverySettings, RecoveryTuning
 from statelog.recovery.targets import fill_dict, values_of
 from statelog.testing.cluster import MemoryCluster
 from statelog.testing.kafka import MemoryKafka
@@ -31,7 +31,7 @@ _PATIENCE_S = 30.0
 @contextmanager
 def _live(rig: HistoryRig, now: list[float]) -> Generator[CommitFeed]:
     """Return a stream of commits behind the present state, by the test's own clock."""
-    settings = RecoverySettings(stall_timeout_s=30.0)
+    settings = RecoverySettings(_tuning=RecoveryTuning(stall_timeout_s=30.0))
     with (
         recover(rig.log) as recovery,
         closing(CommitFeed(rig.log, recovery.plan, None, settings, Environment(clock=lambda: now[0]))) as live,
@@ -85,7 +85,7 @@ def test_a_broker_that_stays_away_ends_a_tail() -> None:
         rig.commit(writer, 1, [(b"a", b"1")])
     plan = recover(rig.log).plan
     cluster.set_down(is_down=True)
-    reading = PlanReader(rig.log, plan, RecoverySettings(stall_timeout_s=0.3), lambda _: None)
+    reading = PlanReader(rig.log, plan, RecoverySettings(_tuning=RecoveryTuning(stall_timeout_s=0.3)), lambda _: None)
     with pytest.raises(BrokerUnavailable):
         list(reading.slices())
 

@@ -15,6 +15,7 @@ from statelog.log import Log
 from statelog.materializer import run_round
 from statelog.recovery import AtPosition, read
 from statelog.tables import TableSettings
+from statelog.tables.setup import TableTuning
 from statelog.testing import Twin
 from tests.support.rigs.log import settings_for
 
@@ -73,7 +74,7 @@ def test_values_come_in_one_form(tmp_path: Path, *, is_kept: bool) -> None:
     twin, at = Twin(), datetime(2026, 1, 2, 3, 4, 5, 6000, tzinfo=UTC)
     options = statelog.LogOptions(value_schema=TIMES)
     kept: dict[str, Any] = {"backend": "rocksdb", "directory": tmp_path} if is_kept else {}
-    given, settings = {"at": at, "also": {"x": [at], "y": []}}, TableSettings(recent_bytes=0)
+    given, settings = {"at": at, "also": {"x": [at], "y": []}}, TableSettings(_tuning=TableTuning(recent_bytes=0))
     with statelog.table("times", twin.where(), create=options, settings=settings, **kept) as table:
         table[b"k"] = given
         assert table[b"k"] == given

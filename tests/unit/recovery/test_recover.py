@@ -18,7 +18,7 @@ from statelog.recovery.changes import read_changes, split_changes
 from statelog.recovery.plan_reader import Phase
 from statelog.recovery.progress import Progress
 from statelog.recovery.recover import recover
-from statelog.recovery.settings import RecoverySettings
+from statelog.recovery.settings import RecoverySettings, RecoveryTuning
 from statelog.store import run_reader
 from tests.support.faults.spill import Disks
 from tests.support.rigs.history import HistoryRig, history_rig
@@ -127,13 +127,9 @@ def test_misuse_is_refused() -> None:
 
 
 _NO_SETTINGS: list[dict[str, Any]] = [
-    {"attempts": 0},
-    {"attempts": math.nan},  # It would plan for ever.
     {"fold_bytes": math.nan},  # It would never fold.
     {"threads": "2"},
     {"lease_ttl_s": 0},
-    {"stall_timeout_s": "30"},
-    {"progress_interval_s": None},
     {"value_schema_id": "1"},
     {"spill_directories": "/"},  # A tuple of one easily lacks its comma. Of a text, each letter would be a directory.
     {"spill_directories": None},
@@ -197,7 +193,7 @@ def test_progress_ends_at_the_whole() -> None:
     """The last report is done, with all bytes and changes, for some key groups as for all."""
     for key_groups in (None, [1, 2]):
         reports: list[Progress] = []
-        settings = RecoverySettings(progress_interval_s=0)
+        settings = RecoverySettings(_tuning=RecoveryTuning(progress_interval_s=0))
         recover(_filled().log, key_groups=key_groups, on_progress=reports.append, settings=settings).to_dict()
         assert reports[0].phase is Phase.READ
         assert reports[-1].phase is Phase.DONE
@@ -324,7 +320,9 @@ def test_progress_counts_loading(how: str) -> None:
     Reading without loading is half, as is an unfolded tail.
     """
     rig, seen = _filled(snapshot=how != "tail"), list[Progress]()
-    recovery = recover(rig.log, settings=RecoverySettings(progress_interval_s=0.0), on_progress=seen.append)
+    recovery = recover(
+        rig.log, settings=RecoverySettings(_tuning=RecoveryTuning(progress_interval_s=0.0)), on_progress=seen.append
+    )
     if how in ("dict", "tail"):
         recovery.to_dict()
     elif how == "ordered":

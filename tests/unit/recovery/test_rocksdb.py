@@ -27,6 +27,7 @@ from statelog.errors import (
 from statelog.producer.writer import Writer
 from statelog.recovery import Progress, RecoverySettings, RocksdbState, read_rocksdb_state, recover
 from statelog.recovery.rocksdb_state import rocksdb_error
+from statelog.recovery.settings import RecoveryTuning
 from statelog.schemas import Place
 from tests.support.rigs.history import HistoryRig, history_rig
 
@@ -166,7 +167,7 @@ def test_a_reading_that_fails_leaves_nothing(tmp_path: Path) -> None:
             made.append(_names(tmp_path))
             raise ZeroDivisionError
 
-    settings = RecoverySettings(progress_interval_s=0)
+    settings = RecoverySettings(_tuning=RecoveryTuning(progress_interval_s=0))
     with pytest.raises(ZeroDivisionError):
         recover(_filled().log, on_progress=fail, settings=settings).to_rocksdb(tmp_path / "db")
     assert len(made[0]) == 1
@@ -183,7 +184,7 @@ def test_what_a_kill_left_is_swept_by_the_next_of_that_name(tmp_path: Path, targ
             if not left.exists():
                 shutil.copytree(partial, left)
 
-    settings = RecoverySettings(progress_interval_s=0)
+    settings = RecoverySettings(_tuning=RecoveryTuning(progress_interval_s=0))
     getattr(recover(_filled().log, on_progress=copy, settings=settings), target)(tmp_path / "state")
     assert _names(tmp_path) == [left.name, "state"]
     getattr(recover(_filled().log), target)(tmp_path / "other")
@@ -200,7 +201,7 @@ def test_what_comes_in_between_stays(tmp_path: Path) -> None:
         (tmp_path / "db").mkdir(exist_ok=True)
         (tmp_path / "db" / "mine").touch()
 
-    settings = RecoverySettings(progress_interval_s=0)
+    settings = RecoverySettings(_tuning=RecoveryTuning(progress_interval_s=0))
     recovery = recover(_filled().log, on_progress=fill, settings=settings)
     assert not (tmp_path / "db").exists()
     with pytest.raises(AlreadyExists):

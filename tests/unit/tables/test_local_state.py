@@ -17,6 +17,7 @@ from statelog.environment import Environment
 from statelog.errors import ConfigError, Corrupt, Fenced, LogInUse, StorageFull
 from statelog.materializer import run_round
 from statelog.tables import TableSettings
+from statelog.tables.setup import TableTuning
 from statelog.tables.state import directory
 from statelog.tables.state.directory import StateDirectory
 from statelog.tables.state.store import FAMILY, PLACE_KEY, TABLE_KEY, WRITE, StatePlace, place_from_json, place_to_json
@@ -233,7 +234,7 @@ def test_damage_that_is_found_later(kept: TableRig, monkeypatch: pytest.MonkeyPa
 
 def test_damage_that_a_write_finds(rig: TwinRig, kept: TableRig) -> None:
     """A compaction that reads a damaged block ends the table. The next incarnation quarantines the directory."""
-    chance, settings = random.Random(9), TableSettings(write_buffer_bytes=64 << 10, recent_bytes=0)
+    chance, settings = random.Random(9), TableSettings(write_buffer_bytes=64 << 10, _tuning=TableTuning(recent_bytes=0))
 
     def live() -> None:
         with kept.open(settings=settings) as table:
@@ -336,7 +337,8 @@ def _with_two_logs(tables: TableRig, machine: Machine, scratch: Path) -> tuple[d
     """
     chance = random.Random(5)
     with tables.open(
-        settings=TableSettings(write_buffer_bytes=64 << 10, recent_bytes=0), environment=machine.environment
+        settings=TableSettings(write_buffer_bytes=64 << 10, _tuning=TableTuning(recent_bytes=0)),
+        environment=machine.environment,
     ) as table:
         model = content(table)
         for number in range(50_000):  # How long two exist depends on the machine and its disk.

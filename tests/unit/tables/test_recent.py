@@ -2,12 +2,9 @@
 
 import tracemalloc
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from statelog.errors import ConfigError
-from statelog.tables import TableSettings
 from statelog.tables.state.store import UNKNOWN, RecentCommits, held_bytes
 
 EACH = 200
@@ -72,8 +69,6 @@ def test_typed_values_count_for_what_they_take() -> None:
 
 def test_nothing_is_kept_if_so_wished() -> None:
     """With `recent_bytes` 0, nothing is retained."""
-    recent = RecentCommits(TableSettings(recent_bytes=0).recent_bytes)
+    recent = RecentCommits(0)
     recent.take({1: b""}, 0)
     assert recent.find(1) is UNKNOWN
-    with pytest.raises(ConfigError, match="recent_bytes is -1"):
-        TableSettings(recent_bytes=-1)

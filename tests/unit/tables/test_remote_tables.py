@@ -69,7 +69,7 @@ class Rolled:
     def open(self, loading: Loading, directory: Path | None = None, **options: Any) -> Table[Any, Any]:
         """Open the table on the snapshot."""
         settings = TableSettings(
-            loading=loading, recovery=RecoverySettings(holder="table", lease_ttl_s=TTL_S), remote_cache_bytes=1 << 14
+            loading=loading, recovery=RecoverySettings(holder="table", lease_ttl_s=TTL_S), cache_bytes=1 << 15
         )
         environment = options.pop("environment", None) or Environment(clock=lambda: self.now_s)
         return TableRig(self.rig, directory).open(settings=settings, environment=environment, **options)
@@ -331,9 +331,7 @@ def test_others_have_a_newer_value_schema(tmp_path: Path) -> None:
     mine, theirs = _halves()
     tables, now_s = TableRig(twin_rig("log"), None), 0.0
     schema = '{"type": "record", "name": "V", "fields": [{"name": "a", "type": "%s"}]}'
-    settings = TableSettings(
-        loading=Loading.ON_DEMAND, recovery=RecoverySettings(lease_ttl_s=TTL_S), remote_cache_bytes=1
-    )
+    settings = TableSettings(loading=Loading.ON_DEMAND, recovery=RecoverySettings(lease_ttl_s=TTL_S), cache_bytes=2)
     with tables.open(owned=[0, 1], writer="mine", value_schema=schema % "int") as table:
         table.update({key: {"a": 1} for key in mine})
         table.commit({"n": 1})

@@ -182,9 +182,9 @@ class Worker(Guarded, Iterator[tuple[Message, Table[K, V]]], Generic[K, V]):
     def commit_every(self, interval_s: float) -> None:
         """Mark the message as processed, and commit all tables, each with its place, if it is time to.
 
-        That is `interval_s` seconds after the last time, or after very many messages (`uncommitted_changes_max` of
-        `TableSettings`). From then on the worker also commits while it waits for messages. The call waits only if the
-        log falls behind.
+        That is `interval_s` seconds after the last time, or after very many messages: one for each KiB of
+        `TableSettings.uncommitted_bytes_max`. From then on the worker also commits while it waits for messages. The
+        call waits only if the log falls behind.
 
         If a table's commit fails, the table opens again a little later at its progress, here or in another process.
         Raises ConfigError, Damaged, Fenced, NotFound, and Misuse if `interval_s` is no number. Raises PersistFailed,

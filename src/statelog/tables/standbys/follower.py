@@ -27,6 +27,7 @@ from statelog.producer.guard import Life
 from statelog.reading import retry_planning
 from statelog.recovery import recover
 from statelog.recovery.changes import PAUSE, CommitFeed
+from statelog.recovery.settings import tuning_of
 from statelog.schemas.values.schema import ValueSchema
 from statelog.tables.setup import TableSetup
 from statelog.tables.standbys.followed import FollowedState, StateView
@@ -102,7 +103,7 @@ class Follower:
     @contextmanager
     def _exclusively(self) -> Generator[None]:
         """Keep steps out of the block. Raises BrokerUnavailable if one takes too long, and a failed state's error."""
-        timeout_s = self.setup.settings.recovery.stall_timeout_s
+        timeout_s = tuning_of(self.setup.settings.recovery).stall_timeout_s
         if not self.lock.acquire(timeout=timeout_s):
             raise BrokerUnavailable("a step of the standby still waits for Kafka or the store", waited_s=timeout_s)
         try:

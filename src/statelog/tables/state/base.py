@@ -29,7 +29,7 @@ import pyarrow as pa
 
 from statelog.errors import ClosedError, Fenced, IncompatibleSchema, NotFound, OffsetGone, StatelogError
 from statelog.reading import Hold, Needs, SnapshotFailed, Snapshots, check_manifest
-from statelog.recovery.settings import terms_of
+from statelog.recovery.settings import terms_of, tuning_of
 from statelog.schemas.snapshot.manifest import Manifest
 from statelog.schemas.values.schema import resolve
 from statelog.tables.state.snapshot import RemoteSnapshot, RowGroup, SnapshotAccess
@@ -117,7 +117,7 @@ class BaseSnapshot:
         Raises Fenced, ConfigError, StoreUnavailable.
         """
         self._access.opener.hold()
-        for _ in range(self._access.settings.attempts):
+        for _ in range(tuning_of(self._access.settings).attempts):
             chosen = manifest or self._newest(may_be_ahead=True)
             if chosen is None:
                 return False

@@ -36,7 +36,7 @@ from statelog.schemas.arrays import column_of, column_of_rows
 from statelog.schemas.changes.changes import deletes_and_puts
 from statelog.schemas.changes.key_order import sorted_rows
 from statelog.schemas.values.avro import avro_values
-from statelog.tables.setup import TableSettings
+from statelog.tables.setup import TableSettings, tuning_of
 from statelog.tables.state.directory import StateDirectory
 from statelog.tables.state.keys import KeyRule, raw_bounds
 from statelog.tables.state.store import (
@@ -78,6 +78,7 @@ _LEVELS = 7
 """RocksDB's own number. The files of the first level are few, and soon merged: to compress them would take a third of
 the time that writing them does.
 """
+_OPEN_FILES_MAX = 512
 _REPLAYED = 4
 """An open after a kill replays the write-ahead log, at 10 ms of a processor for each MiB. So the log is limited to this
 part of the memory for changes. The files get smaller, which costs writes nothing measurable.
@@ -110,7 +111,7 @@ class RocksdbStore:
         self._raw = keys.quick_raw()
         self._values = values
         self._decode = None if values.is_opaque else values.decode
-        self._recent = RecentCommits(settings.recent_bytes)
+        self._recent = RecentCommits(tuning_of(settings).recent_bytes)
         self._rows: int | None = None
         self._scans: WeakSet[Generator[tuple[Any, Any]]] = WeakSet()
         self._handle: rocksdict.ColumnFamily | None = None
@@ -424,7 +425,7 @@ def _options(settings: TableSettings) -> tuple[rocksdict.Options, rocksdict.Opti
         options.set_memtable_prefix_bloom_ratio(_MEMTABLE_BLOOM)
         options.set_memtable_whole_key_filtering(True)
         options.set_max_total_wal_size(settings.write_buffer_bytes // _REPLAYED)
-        options.set_max_open_files(settings.open_files_max)
+        options.set_max_open_files(_OPEN_FILES_MAX)
         options.set_atomic_flush(True)
         options.set_keep_log_file_num(2)
         return options
