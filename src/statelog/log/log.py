@@ -53,6 +53,12 @@ from statelog.store.files import ManifestChain, ValueSchemas, descriptor_of, put
 from statelog.store.port import Store
 
 _LOG = logging.getLogger("statelog.log")
+_FOR_PROGRAMS = (
+    "barrier", "close", "commits", "create", "data_topic", "delete", "describe", "descriptor", "evolve_value_schema",
+    "kafka", "ledger_topic", "name", "open", "place", "position", "retention_s", "set_truncation", "truncation",
+    "value_schemas", "verify",
+)  # fmt: skip
+"""The names of a log that programs use. All others are for other modules of statelog, and change without notice."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -251,6 +257,9 @@ class Log(Closing):
 
     def __repr__(self) -> str:
         return f"Log({self.name!r}, url={self.store.url!r})"
+
+    def __dir__(self) -> tuple[str, ...]:
+        return _FOR_PROGRAMS
 
     # ---- what it is
 
