@@ -27,6 +27,7 @@ from weakref import WeakValueDictionary
 from statelog.closing import Closing
 from statelog.errors import BrokerUnavailable, ClosedError, OffsetGone, OutcomeUnknown, StatelogError, Unavailable
 from statelog.history.following import Following, Landed, LedgerRate, LedgerView, Window, collector_paused
+from statelog.history.grouped import GroupCommit
 from statelog.history.shared_follower import SharedFollower
 from statelog.history.source import LedgerSource, mismatch, send_record
 from statelog.history.together import add_gathered
@@ -81,6 +82,7 @@ class History(Closing):
     def _reset(self, known: Place) -> None:
         self._pid = os.getpid()
         self._turns = Turns()
+        self._group = GroupCommit()
         self._lock = self._turns.lock
         self._now: Following | None = None
         self._window = Window(0)
@@ -201,8 +203,10 @@ class History(Closing):
 
     # ---- append
 
-    def append(self, producer: Producer, record: LedgerRecord) -> Pending[Landed]:
+    def append(self, producer: Producer, record: LedgerRecord, *, waits: bool = False) -> Pending[Landed]:
         """Append a record, and wait for nothing. The result is its verdict, once this process has read the record.
+
+        `waits`: the caller takes the result at once, so a Commit may share a record with those of other threads.
 
         Raises ClosedError, Unavailable if it could not even be queued. The result raises OutcomeUnknown if the record
         may be in the ledger, or still arrive; Damaged if the ledger lost records.
@@ -212,6 +216,8 @@ class History(Closing):
         later = add_gathered(self, producer, record) if isinstance(record, Commit) else None
         if later is not None:
             return later
+        if isinstance(record, Commit) and waits:
+            return self._group.append(self, producer, record)
         value = encode(record)
         sent = self.send(producer, record, value)
         return Pending(type(record).__name__, 0, sent.wait, lambda: self.landed(LastRecord.of(sent.result(), value)))

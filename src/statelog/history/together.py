@@ -23,7 +23,7 @@ from statelog.pending import Pending
 from statelog.schemas.ledger.place import LastRecord
 from statelog.schemas.ledger.records import Commit, Commits, LedgerRecord, encode
 
-_MOST_BYTES = 512 << 10
+MOST_BYTES = 512 << 10
 """The size of a record that fits in any log, framing included."""
 _LOCAL = local()
 
@@ -77,7 +77,7 @@ class Gathered:
 
     def has_room(self, commit: Commit) -> bool:
         """Return whether one more fits."""
-        return self.sent is None and self.error is None and self.size_bytes + commit.size_bytes <= _MOST_BYTES
+        return self.sent is None and self.error is None and self.size_bytes + commit.size_bytes <= MOST_BYTES
 
     def send(self) -> _OneRecord:
         """Send the gathered commits, once. Raises Unavailable if they could not even be queued."""

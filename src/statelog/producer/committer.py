@@ -124,6 +124,7 @@ class Committer:
         *,
         final: bool,
         carried: Carried = NOTHING,
+        waits: bool = False,
     ) -> None:
         """Send a Commit of handles, or of changes that its record carries. `finish` takes its outcome.
 
@@ -154,7 +155,7 @@ class Committer:
             metadata=dict(metadata),
             sent_s=sent_s,
             position=self.place.position,
-            appended=self._send(commit),
+            appended=self._send(commit, waits=waits),
         )
 
     def is_answered(self, timeout_s: float) -> bool:
@@ -210,9 +211,9 @@ class Committer:
         """Release the producer. Idempotent."""
         self.opened.close()
 
-    def _send(self, commit: Commit) -> Pending[Landed]:
+    def _send(self, commit: Commit, *, waits: bool = False) -> Pending[Landed]:
         self.attempts += 1
-        return self._log.history.append(self.opened.producer, commit)
+        return self._log.history.append(self.opened.producer, commit, waits=waits)
 
     def _valid_append(self, appended: Pending[Landed], commit: Commit) -> int:
         """Return the offset of a Commit that was sent, once it is valid."""

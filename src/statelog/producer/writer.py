@@ -391,7 +391,8 @@ class Writer(GrantHolder, ChangeWriter):
             )
         started_s = self._environment.clock()
         with self._meter_failures():
-            self._committer.begin(handles, checkpoint.id, metadata, final=final, carried=carried)
+            waits = finish == self._finish
+            self._committer.begin(handles, checkpoint.id, metadata, final=final, carried=carried, waits=waits)
             if carried is not NOTHING:
                 self._pipeline.carry(checkpoint.id)
                 self._meter.carried_commits += 1
