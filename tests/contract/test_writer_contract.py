@@ -339,7 +339,7 @@ def test_writers_in_threads_share_a_log(rig: LogRig, log: Log) -> None:
 
     begun = threading.Barrier(count)
     with ThreadPoolExecutor(count) as threads:
-        offsets = [offset for found in threads.map(work, range(count)) for offset in found]
+        offsets = list(threads.map(work, range(count)))
 
-    assert len(set(offsets)) == count * commits
+    assert all(len(set(found)) == commits and found == sorted(found) for found in offsets)
     assert rig.state() == {key_in(log, number): b"%d of %d" % (commits - 1, number) for number in range(count)}
