@@ -27,12 +27,12 @@ _SLICE_S = 0.2
 
 
 @dataclass(slots=True, eq=False)
-class _Waiting:
+class _GroupedCommit:
     """A commit whose thread waits, and its outcome: the record that it was sent in, or an error."""
 
     commit: Commit
     bell: Event = field(default_factory=Event)
-    group: "ref[_Group] | None" = None
+    group: "ref[_CommitGroup] | None" = None
     sent: LastRecord | None = None
     number: int = 0
     error: StatelogError | None = None
@@ -42,7 +42,7 @@ class _Waiting:
         return self.sent is not None or self.error is not None
 
 
-class _Group(list[_Waiting]):
+class _CommitGroup(list[_GroupedCommit]):
     """The commits of one record. Empty for a thread that sent its own commit."""
 
 
@@ -51,8 +51,8 @@ class GroupCommit:
 
     def __init__(self) -> None:
         self._lock = Lock()
-        self._waiting = deque[_Waiting]()
-        self._sender: ref[_Group] | None = None
+        self._waiting = deque[_GroupedCommit]()
+        self._sender: ref[_CommitGroup] | None = None
 
     def append(self, history: Sends, producer: Producer, commit: Commit) -> Pending[Landed]:
         """Append a commit, alone or with others, and promise its verdict, which the caller waits for at once.
@@ -65,7 +65,7 @@ class GroupCommit:
         sent = history.send(producer, commit, value)
 
         def take() -> Landed:
-            group = _Group()
+            group = _CommitGroup()
             self._sender = ref(group)
             try:
                 offset = sent.result()
@@ -80,7 +80,7 @@ class GroupCommit:
         return self._sender is not None and self._sender() is not None
 
     def _with_others(self, history: Sends, producer: Producer, commit: Commit) -> Landed:
-        mine = _Waiting(commit)
+        mine = _GroupedCommit(commit)
         self._waiting.append(mine)
         group = self._group_of(mine)
         if group is not None:
@@ -90,7 +90,7 @@ class GroupCommit:
         assert mine.sent is not None, "a commit without an error was sent"
         return history.landed(mine.sent, mine.number)
 
-    def _group_of(self, mine: _Waiting) -> _Group | None:
+    def _group_of(self, mine: _GroupedCommit) -> _CommitGroup | None:
         """Wait for the turn to send, and return the commits to send; None once another thread has sent this one."""
         while True:
             with self._lock:
@@ -106,9 +106,9 @@ class GroupCommit:
             mine.bell.wait(_SLICE_S)
             mine.bell.clear()
 
-    def _taken(self, mine: _Waiting) -> _Group:
+    def _taken(self, mine: _GroupedCommit) -> _CommitGroup:
         self._waiting.remove(mine)
-        group, size_bytes = _Group([mine]), mine.commit.size_bytes
+        group, size_bytes = _CommitGroup([mine]), mine.commit.size_bytes
         while self._waiting and size_bytes + self._waiting[0].commit.size_bytes <= MOST_BYTES:
             size_bytes += self._waiting[0].commit.size_bytes
             group.append(self._waiting.popleft())
@@ -116,7 +116,7 @@ class GroupCommit:
             one.group = ref(group)
         return group
 
-    def _send(self, history: Sends, producer: Producer, group: _Group) -> None:
+    def _send(self, history: Sends, producer: Producer, group: _CommitGroup) -> None:
         try:
             record = group[0].commit if len(group) == 1 else Commits(tuple(one.commit for one in group))
             value = encode(record)
@@ -130,7 +130,7 @@ class GroupCommit:
         finally:
             self._hand_over(group)
 
-    def _hand_over(self, group: _Group) -> None:
+    def _hand_over(self, group: _CommitGroup) -> None:
         """Wake the threads whose commits were sent, and the next sender."""
         with self._lock:
             self._sender = None
