@@ -456,7 +456,7 @@ def test_a_found_file_gets_no_token_of_the_machine(
     (tmp_path / "statelog.toml").write_text(f"bootstrap = 'b:1'\nroot = '{root}'\n{text}")
     layers = partial(config_layers, None, {"XDG_CONFIG_HOME": str(tmp_path)}, flag_layer({}, [], []))
     if is_refused:
-        with pytest.raises(ConfigError, match="would be sent away"):
+        with pytest.raises(ConfigError, match="would send a token of this machine"):
             layers()
     else:
         assert merge(layers()).root == root
