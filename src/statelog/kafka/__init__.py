@@ -1,4 +1,4 @@
-"""Kafka: the port through which statelog asks a broker, and the client behind it. Decides nothing."""
+"""Kafka: the port for every request of statelog to a broker, and the client behind it. Decides nothing."""
 
 from statelog.kafka.port import Kafka, Producer
 

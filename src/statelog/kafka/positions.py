@@ -1,16 +1,16 @@
-"""High-water marks: how far this process has seen the logs of a cluster reach.
+"""High-water marks: the highest ends of a cluster's logs that this process has observed.
 
-An end that a broker lists is a hint: a leader that was deposed while it was paused answers with its own end until it
-hears of its successor, and a connection that broke is answered with no offset at all. So within a process an end never
-goes back, unless it is sure that the log did. This module owns what was seen, and the decision what to believe; it
-asks nothing itself: questions, and waiting between them, come in through parameters.
+A listed end is a hint. A leader that was deposed while it was paused answers with its own end, until it learns of its
+successor. A broken connection yields no offset. So within a process an end never goes back, unless the log surely did.
+This module owns the observed ends, and the decision which answer to trust. It does no I/O: requests, and the waits
+between them, are parameters.
 
-An end below one that was seen is believed only if
-- the leader that answers is newer than the one behind what was seen, and a second answer says the same; or
-- the topic is another one of the same name (then all that was seen of it is forgotten); or
-- asking found nothing else in all the time that there was.
+An end below an observed one is trusted only if
+- the leader that answers is newer than the one of the observed end, and a second answer is the same; or
+- the topic is another one of the same name (then all its observed ends are dropped); or
+- no request has found another one in all of the time.
 
-Log starts may go back: a broker that crashed may have forgotten its last truncation.
+Log starts may go back: a crashed broker may have forgotten its last truncation.
 """
 
 import threading
@@ -24,7 +24,7 @@ UNKNOWN_EPOCH = -1
 
 
 class Listed(NamedTuple):
-    """A broker's answer for one partition, as it came: a negative offset is no answer."""
+    """A broker's raw answer for one partition: a negative offset is no answer."""
 
     start: int
     end: int
@@ -32,12 +32,12 @@ class Listed(NamedTuple):
 
     @property
     def is_answer(self) -> bool:
-        """Whether it names both offsets, and they can be those of one log."""
+        """Whether it has both offsets, and they can be those of one log."""
         return 0 <= self.start <= self.end
 
 
 class HighWater:
-    """The highest end of each partition that was seen, with the leader's epoch behind it. Threads may share it."""
+    """The highest observed end of each partition, with its leader's epoch. Threads may share it."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -45,16 +45,16 @@ class HighWater:
         self._ids: dict[str, str] = {}
 
     def unlock(self) -> None:
-        """In a forked child: the thread that may have held the lock is not there to release it."""
+        """Replace the lock in a forked child, where the thread that may hold it does not exist."""
         self._lock = threading.Lock()
 
     def reached(self, topic: str, partition: int, end: int, leader_epoch: int = UNKNOWN_EPOCH) -> None:
-        """A record below `end` was acknowledged or read."""
+        """Note that a record below `end` was acknowledged or read."""
         with self._lock:
             self._raise(topic, partition, end, leader_epoch)
 
     def identify(self, topic: str, topic_id: str | None) -> bool:
-        """The topic has this id now (None: nobody could say). True if it is another than before: all is forgotten."""
+        """Note the topic's present id (None: unknown). If it has changed, drop all its ends, and return True."""
         with self._lock:
             known = self._ids.get(topic)
             if topic_id is None or topic_id == known:
@@ -65,12 +65,12 @@ class HighWater:
             return known is not None
 
     def forget(self, topic: str) -> None:
-        """The topic was deleted here."""
+        """Drop all ends of a topic that was deleted here."""
         with self._lock:
             self._forget(topic)
 
     def end(self, topic: str, partition: int) -> int:
-        """The highest end that was seen, 0 if none was."""
+        """Return the highest observed end; 0 if there is none."""
         with self._lock:
             seen = self._seen.get(topic, {}).get(partition)
             return seen.end if seen else 0
@@ -78,10 +78,11 @@ class HighWater:
     def doubtful(
         self, topic: str, listed: Mapping[int, Listed], before: Mapping[int, Listed], at_least: Mapping[int, int]
     ) -> list[int]:
-        """The partitions whose answer is not to be believed yet; `before` is the last answer to the same question. The
-        others' stand, and in the same step: what is acknowledged right behind it would be taken back by a later one.
+        """Return the partitions whose answer cannot be trusted yet, and record the other answers. Both under one lock:
+        recorded later, an answer would take back a record that was acknowledged meanwhile.
 
-        What others say was acknowledged, `at_least`, has no epoch, so no answer below it is confirmed by one.
+        before    the last answer to the same request
+        at_least  ends that others know were acknowledged: without an epoch, so no epoch confirms a lower answer
         """
         with self._lock:
             found: list[int] = []
@@ -94,7 +95,7 @@ class HighWater:
             return found
 
     def believe(self, topic: str, partition: int, answer: Listed) -> None:
-        """This answer stands, also where it is below what was seen."""
+        """Record this answer, even below an observed end."""
         with self._lock:
             self._believe(topic, partition, answer)
 
@@ -137,11 +138,14 @@ def ask_offsets(
     enough: Callable[[], bool] = lambda: False,
     at_least: Mapping[int, int] | None = None,
 ) -> dict[int, OffsetRange]:
-    """Log start and log end of partitions, asked until the answer can be believed.
+    """Ask for log start and log end of partitions until the answer can be trusted.
 
-    `ask` is one question to the brokers; `topic_id` says who the topic is now; `again` waits a little before the next
-    question and says whether there is time for one; `enough` says whether most of the time has passed. Raises
-    BrokerUnavailable if a partition gave no answer in all that time, and whatever `ask` raises.
+    ask       sends one request to the brokers
+    topic_id  returns the topic's present id
+    again     waits a little, and returns whether there is time for another request
+    enough    returns whether most of the time has passed
+
+    Raises BrokerUnavailable if a partition has no answer in all of the time, and the errors of `ask`.
     """
     before, doubtful = dict[int, Listed](), list[int]()
     was_enough = False
@@ -151,7 +155,7 @@ def ask_offsets(
         except BrokerUnavailable:
             if not was_enough:
                 raise
-            # The time that was left was too short for a slow broker; what it said for most of the time stands.
+            # The rest of the time was too short for a slow broker; its answer for most of the time stands.
             listed = before
             break
         doubtful = seen.doubtful(topic, listed, before, at_least or {})
@@ -168,7 +172,7 @@ def ask_offsets(
 
 
 def known_id(describe: Callable[[str], TopicDescription | None], topic: str) -> str | None:
-    """Who the topic is, None if nobody could say: a broker that knows of none may only be late to learn of it."""
+    """Return the topic's id; None if it is unknown: a broker that knows of no topic may only learn of it late."""
     try:
         described = describe(topic)
     except Unavailable:
