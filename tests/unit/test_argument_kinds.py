@@ -324,5 +324,5 @@ def test_a_client_is_closed_with_its_log() -> None:
     """A recovery that is read behind the block of its log raises an error that says what closed the client."""
     guard = ProcessGuard("Kafka client")
     guard.close()
-    with pytest.raises(ClosedError, match="inside of its `with` block"):
+    with pytest.raises(ClosedError, match="inside its `with` block"):
         guard.check()

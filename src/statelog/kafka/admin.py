@@ -1,23 +1,22 @@
-"""Requests to a cluster: an admin client made at first use, and replaced when it looks in the wrong place.
+"""Requests to a cluster: an admin client made at first use, and replaced when it asks the wrong broker.
 
-Decides nothing about topics and offsets. Owns which librdkafka admin client is asked, one at a time, the errors that it
-reports of itself, what it knows of leaders, and the rules when it is replaced:
+Decides nothing about topics and offsets. Owns the librdkafka admin client, one at a time, its own errors, its knowledge
+of leaders, and the rules for replacing it:
 
-- It goes on asking a broker that it once took for the controller or the leader, dead or alive. So a client that gave
-  answers before and then gives none in a quarter of the time is replaced by a new one, which gets all of the time.
-- It drops requests to a broker that turns out not to be in the cluster. The next client is asked immediately, as long
-  as there is time.
+- It keeps asking a broker that it once took for the controller or the leader, dead or alive. If a client that has
+  answered before does not within a quarter of the time, a new one replaces it, and gets all of the time.
+- It drops requests to a broker that turns out not to be in the cluster. The next client is asked at once, if there is
+  time.
 
-What it knows about librdkafka:
+Facts about librdkafka:
 
 - It retries endlessly if it is refused (wrong credentials, wrong certificates). Its own report of that ends the wait.
 - All answers must be there before it may be dropped, and a future must stay in its mapping until it is done.
-- Where it knows no leader of a partition, `list_offsets` and `delete_records` look for one from the calling thread, in
-  memory that the client's own thread frees as soon as its picture of the cluster changes: heap corruption, most likely
-  in a new client, whose first picture is on its way. So these ask for leaders first, by `describe_topics`, which looks
-  in the client's own thread and leaves what it found in that picture.
-- It reports TLS at a plain listener by itself, but of the reverse only that connections are closed. So a handshake is
-  tried, of which only the beginning counts: no certificate is verified, and nothing is sent.
+- If it knows no leader of a partition, `list_offsets` and `delete_records` search one from the calling thread, in
+  metadata that the client's own thread frees when they change. That corrupts the heap, most likely in a new client. So
+  leaders are asked for first, by `describe_topics`, which searches in the client's own thread and updates its metadata.
+- It reports TLS at a plain listener, but a plain client at a TLS listener only sees closed connections. So a handshake
+  is tried, of which only the beginning counts: no certificate is verified, and nothing is sent.
 """
 
 import concurrent.futures
@@ -45,46 +44,43 @@ _UNSENT = "waiting for controller"
 
 Answers = Mapping[Any, "concurrent.futures.Future[Any]"]
 Request = Callable[[admin.AdminClient, float], Sequence[Answers]]
-"""Sends requests that may take so many seconds; returns the client's mappings to futures."""
+"""Sends requests that may take so many seconds. Returns the client's mappings to futures."""
 
 DROPPED = frozenset({"_DESTROY_BROKER", "_UNKNOWN_BROKER", "_PARTIAL"})
-"""Answers at once, instead of after all the time: the client heard meanwhile that the cluster has other brokers, or
-asked one that knows of none yet.
-"""
+"""Immediate errors: the client learned that the cluster has other brokers, or asked one that knows none yet."""
 LOST = frozenset({
     "_TIMED_OUT", "_TIMED_OUT_QUEUE", "_DESTROY", "_TRANSPORT", "_ALL_BROKERS_DOWN", "_RESOLVE", "_WAIT_COORD",
     "NOT_CONTROLLER", "BROKER_NOT_AVAILABLE", "NETWORK_EXCEPTION", *DROPPED,
 })  # fmt: skip
-"""Answers that say more of where the client looked than of the cluster."""
+"""Errors that depend on the broker that was asked, not on the cluster."""
 
 _CUT, _MOST_CUTS = "_TRANSPORT", 3
-"""A connection broke with the question under way, which even a client that has just been made may meet while brokers
-are started anew; so often it is asked again."""
+"""A connection broke during the request, as a new client's may while brokers restart. It is sent again so often."""
 _GRACE_S = 1.0
-"""The client reports its own time-out, with its reason; we wait this much longer to hear it."""
+"""How much longer we wait than the client, so that it reports its own time-out with the reason."""
 _LOOK_S = 0.1
 _SPEECHLESS_S = 1.0
-"""A client that got no answer for so long may speak plainly to a listener that wants TLS."""
+"""A client without an answer for so long may speak without TLS to a TLS listener."""
 _LED_S = 0.25
-"""So long the client is taken to know the leaders that it was told of: enough for the questions of one call. Its own
-picture of them lasts for minutes, but only until it hears that a leader is gone."""
+"""How long the client is trusted to know its leaders: enough for the requests of one call. Its own metadata last for
+minutes, but only until it learns that a leader is gone."""
 
 
 class Leaders(NamedTuple):
-    """The partitions of a topic whose leaders a request goes to."""
+    """The partitions of a topic whose leaders get a request."""
 
     topic: str
     partitions: Collection[int]
 
 
 class _Led(NamedTuple):
-    """Partitions that had a leader when the client was told, and until when that is believed."""
+    """Partitions that had a leader at the last answer, and the time until which that is trusted."""
 
     partitions: frozenset[int]
     until_s: float
 
     def covers(self, leaders: Leaders) -> bool:
-        """Whether all of these had one."""
+        """Return whether all of these had one."""
         return self.partitions.issuperset(leaders.partitions)
 
 
@@ -95,18 +91,18 @@ class AdminClient:
         self._config = config
         self._clock = clock
         self._errors: deque[confluent_kafka.KafkaError] = deque(maxlen=8)
-        """What the client said of itself since its last answer."""
+        """The client's own errors since its last answer."""
         self._is_plain = "SSL" not in config.settings.get("security.protocol", "").upper()
         self._unanswered: list[Sequence[Answers]] = []
         self._led: dict[str, _Led] = {}
         self.is_proven = False
-        """Whether it ever gave an answer."""
+        """Whether it has ever got an answer."""
         properties = admin_properties(config)
         self.native = make_client(admin.AdminClient, "a client", properties, config, self._errors)
 
     def ask(self, request: Request, limit_s: float, leaders: Leaders | None) -> list[dict[Any, Any]]:
-        """The answers of all mappings, within `limit_s` seconds. Raises Refused."""
-        native(self.native.poll, 0)  # Hands the client's log lines on; they would pile up otherwise.
+        """Return the answers of all mappings, within `limit_s` seconds. Raises Refused."""
+        native(self.native.poll, 0)  # Passes on the client's log lines, which would pile up.
         began = self._clock()
         if leaders is not None and not self._knows(leaders):
             self._learn(leaders, limit_s)
@@ -114,7 +110,7 @@ class AdminClient:
         return self._answers(request, max(left_s, 0.001))
 
     def _knows(self, leaders: Leaders) -> bool:
-        if self._errors:  # A connection broke since, and the client may already know that its leader is gone.
+        if self._errors:  # A connection broke, so the client may already know that its leader is gone.
             return False
         led = self._led.get(leaders.topic)
         return led is not None and self._clock() < led.until_s and led.covers(leaders)
@@ -142,7 +138,7 @@ class AdminClient:
         return answers
 
     def _await(self, mappings: Sequence[Answers], limit_s: float) -> None:
-        """Wait for all: one refusal must not leave others under way, because the client may be dropped next."""
+        """Wait for all: the client may be dropped after a refusal, and must have no request under way then."""
         futures = [future for mapping in mappings for future in mapping.values()]
         began = self._clock()
         while concurrent.futures.wait(futures, _LOOK_S).not_done:
@@ -156,10 +152,10 @@ class AdminClient:
                 return
 
     def _refusal(self, waited_s: float) -> tuple[str, str] | None:
-        """Why no waiting helps, if so. Looks once whether it speaks plainly to a listener that wants TLS."""
+        """Return why waiting is useless, if it is. Check once whether a plain client speaks to a TLS listener."""
         refusal = refusal_of(self._client_errors(), waited_s)
         if refusal is None and self._is_plain and waited_s >= _SPEECHLESS_S:
-            self._is_plain = False  # Asked once; a listener does not change its mind.
+            self._is_plain = False  # Checked once.
             server = speaks_tls(self._config.bootstrap_servers, _SPEECHLESS_S)
             if server:
                 return "_SSL", f"{server} speaks TLS, and security.protocol says that this client does not"
@@ -169,19 +165,19 @@ class AdminClient:
         return [(error.name(), self._config.redact(error.str())) for error in list(self._errors)]
 
     def _explained(self, refused: Refused) -> Refused:
-        """A time-out says nothing of its cause; what the client said of itself meanwhile does."""
-        told = self._client_errors()
-        if refused.name not in LOST or not told:
+        """Return a time-out with its cause, which is in the client's own errors."""
+        errors = self._client_errors()
+        if refused.name not in LOST or not errors:
             return refused
-        refusal = refusal_of(told, math.inf, was_in=self.is_proven)
-        return Refused(*(refusal or (refused.name, f"{refused.text} (last client error: {told[-1][1]})")))
+        refusal = refusal_of(errors, math.inf, was_in=self.is_proven)
+        return Refused(*(refusal or (refused.name, f"{refused.text} (last client error: {errors[-1][1]})")))
 
     def _result(self, future: "concurrent.futures.Future[Any]", limit_s: float) -> Any:
-        """The answer, or Refused."""
+        """Return the answer. Raises Refused."""
         try:
             return future.result(timeout=0)
         except confluent_kafka.KafkaException as refused:
-            # The future keeps its exception, and through the frames of its traceback it would keep the client alive.
+            # The future keeps its exception, whose traceback would keep the client alive.
             refused.__traceback__ = None
             raise Refused(*kafka_error(refused, self._config)) from None
         except concurrent.futures.TimeoutError:
@@ -189,7 +185,7 @@ class AdminClient:
 
 
 def speaks_tls(bootstrap_servers: str, timeout_s: float) -> str:
-    """The first of these servers (host:port, comma-separated) that answers a TLS handshake, or an empty text."""
+    """Return the first of these servers (host:port, comma-separated) that answers a TLS handshake, or an empty text."""
     for server in bootstrap_servers.split(","):
         host, _, port = server.strip().rpartition("://")[2].rpartition(":")
         if port.isdecimal() and _shakes_hands(host.strip("[]"), int(port), timeout_s):
@@ -205,18 +201,18 @@ def _shakes_hands(host: str, port: int, timeout_s: float) -> bool:
         with socket.create_connection((host, port), timeout_s) as plain, context.wrap_socket(plain):
             return True
     except ssl.SSLError as error:
-        # A broker that wants our certificate ends the handshake with an alert, which is TLS as well.
+        # A broker that wants our certificate ends the handshake with an alert, which is TLS, too.
         return "ALERT" in (error.reason or "")
     except (OSError, ValueError):
         return False
 
 
 _shared: dict[int, tuple[ClientConfig, Callable[[], float], "weakref.ref[AdminClient]"]] = {}
-"""The clients of this process that a session may take, and what each was made with."""
+"""The clients of this process that sessions may share, with the settings and the clock of each."""
 
 
 def _proven(config: ClientConfig, clock: Callable[[], float]) -> AdminClient | None:
-    """Return a client of these settings that gave answers, and that nobody has given up."""
+    """Return a client of these settings that has got answers, and that no session has dropped."""
     found = [
         there() for others, others_clock, there in list(_shared.values()) if (others, others_clock) == (config, clock)
     ]
@@ -231,8 +227,8 @@ def _share(client: AdminClient, config: ClientConfig, clock: Callable[[], float]
 class AdminSession:
     """Asks the brokers through one admin client at a time. Thread-safe; refuses work in a fork.
 
-    Sessions with the same settings share a client, but for one that `shares` none. What one gives up, the others give
-    up once there is another that gave answers.
+    Sessions with the same settings share a client, unless one `shares` none. If one of them drops it, the others do so
+    once there is another that has got answers.
     """
 
     def __init__(
@@ -249,7 +245,7 @@ class AdminSession:
         self._shares = shares
         self._takes_new = False
         self.guard = ProcessGuard("Kafka client")
-        """Who may use it."""
+        """The process that may use it."""
         self._making = threading.Lock()
         _sessions.add(self)
         self._current: AdminClient | None = None
@@ -257,11 +253,12 @@ class AdminSession:
     def ask(
         self, request: Request, limit_s: float | None = None, *, twice: bool = True, leaders: Leaders | None = None
     ) -> list[dict[Any, Any]]:
-        """The answers of all mappings, within `limit_s` seconds (None: the session's own) once a client is connected.
+        """Return the answers of all mappings, within `limit_s` seconds (None: the session's own) once connected.
 
-        `leaders` are those that the request goes to, if it does. `twice` False asks again only what was surely not
-        sent. Raises Refused with the first refusal, once every answer is there; and as soon as the brokers refuse a
-        client that never got an answer for what it is.
+        `leaders`: those that get the request, if any. `twice`: if false, send it again only if it was surely not sent.
+
+        Raises Refused with the first refusal, once every answer is there. Raises it at once if the brokers refuse the
+        credentials of a client that never got an answer.
         """
         limit_s = self._timeout_s if limit_s is None else max(limit_s, 0.001)
         until_s = self._clock() + limit_s
@@ -283,7 +280,7 @@ class AdminSession:
             is_first = False
 
     def unlock(self) -> None:
-        """In a forked child: the thread that may have been making a client is not there to release the lock."""
+        """Replace the lock in a forked child, where the thread that may hold it does not exist."""
         self._making = threading.Lock()
 
     def drop(self, client: AdminClient | None = None) -> None:
@@ -292,7 +289,7 @@ class AdminSession:
         """
         with self._making:
             if self._current is not None and client in (None, self._current):
-                self.guard.drop()  # Else each one would stay behind, with its threads and its connections.
+                self.guard.drop()  # Else each one would stay, with its threads and connections.
                 _shared.pop(id(self._current), None)
                 self._current, self._takes_new = None, True
 
@@ -330,7 +327,7 @@ os.register_at_fork(after_in_child=_unlock_sessions)
 
 
 class Retries:
-    """The time that one call of the port has for questions that are asked again."""
+    """The time of one call of the port, for repeated requests."""
 
     def __init__(self, limit_s: float, session: AdminSession, clock: Callable[[], float]) -> None:
         self._deadline = clock() + limit_s
@@ -342,7 +339,7 @@ class Retries:
 
     @property
     def left_s(self) -> float:
-        """Seconds that are left."""
+        """The seconds that are left."""
         return self._deadline - self._clock()
 
     @property
@@ -351,12 +348,12 @@ class Retries:
         return self.left_s < self._half_s
 
     def again(self, *, drop: bool = True) -> bool:
-        """Wait a little, a little longer each time; False once too little time is left for another question.
+        """Wait a little, longer each time. Return False once too little time is left for another request.
 
-        The client remembers leaders, and "no such topic", for longer than we wait; only a new one asks anew.
+        `drop`: use a new client, because an old one remembers leaders, and "no such topic", for longer than we wait.
         """
         if self.left_s <= self._pause_s + self._least_s:
-            return False  # A question that cannot be answered in time would hide what the last one said.
+            return False  # A request without enough time would hide the last answer.
         if drop:
             self._session.drop()
         time.sleep(self._pause_s)

@@ -1,9 +1,9 @@
 """The Kafka port on confluent-kafka: topics, offsets, truncation; makes producers and readers.
 
-It executes and translates, it decides nothing: every error of the client becomes one of ours with the brokers, the
-topic and the partition as facts. Answers are awaited for at most `request_timeout_s`, by default what the settings
-say; only what passes by itself is asked again within that time: a leader that is being elected, an answer without an
-offset, an end that lies below one that this process has seen (`positions`).
+It executes and translates, and decides nothing: every error of the client becomes one of ours, with brokers, topic and
+partition as facts. It waits for answers for at most `request_timeout_s`, by default that of the settings. Within that
+time it only repeats requests after a transient answer: a leader election, no offset, or an end below an observed one
+(`positions`).
 """
 
 import math
@@ -43,19 +43,19 @@ _MOVING = _ABSENT | {
     "NOT_LEADER_FOR_PARTITION", "LEADER_NOT_AVAILABLE", "UNKNOWN_LEADER_EPOCH", "FENCED_LEADER_EPOCH",
     "OFFSET_NOT_AVAILABLE", "REPLICA_NOT_AVAILABLE", "_NOENT",
 }  # fmt: skip
-"""Answers about a partition that a moving leader or a topic just made can give, as well as a missing one."""
+"""Errors of a partition whose leader moves, whose topic is new, or that does not exist."""
 _SOME_TOPIC = "__consumer_offsets"
 _TIMED_OUT = -185
 _INCLUDED = "READ, WRITE and DELETE include it"
 _LONGER_S = 600.0
-"""A request to a group may take so much longer than it is waited for: the client is gone by then."""
+"""How much longer a request to a group may take than we wait: the client is closed by then."""
 _LOOK_S = 0.5
-"""A consumer is asked for so long at a time what its group's coordinator says; then, what went wrong."""
+"""How long one request to a group's coordinator may take, before the consumer's own error is read."""
 _LOADING = frozenset({"COORDINATOR_LOAD_IN_PROGRESS", "COORDINATOR_NOT_AVAILABLE", "NOT_COORDINATOR", "_TIMED_OUT"})
-"""Answers about a group that pass by themselves."""
+"""Transient errors of a group."""
 _REFUSED = frozenset({"GROUP_AUTHORIZATION_FAILED", "TOPIC_AUTHORIZATION_FAILED"})
 _SEEN: dict[str, HighWater] = {}
-"""What this process has seen of the clusters, by their brokers."""
+"""The ends of logs that this process has observed, by the clusters' brokers."""
 
 
 def _resource(topic: str) -> admin.ConfigResource:
@@ -71,9 +71,9 @@ def _ask_topics(client: admin.AdminClient, topics: Sequence[str], limit_s: float
 
 
 def _ask_cluster(client: admin.AdminClient, limit_s: float) -> Answers:
-    """What the cluster says of itself beside a topic, which there need not be, and is not made by this.
+    """Ask for the cluster's metadata, with a topic that need not exist, and is not created.
 
-    `describe_cluster` asks for brokers alone. Where the one that answers knows of none yet, for it was just started,
+    `describe_cluster` asks for brokers alone. If the broker that answers has just started, and knows none yet,
     librdkafka ends the process (2.16: `rd_kafka_admin_response_parse: Assertion 'rko_result' failed`).
     """
 
@@ -82,7 +82,7 @@ def _ask_cluster(client: admin.AdminClient, limit_s: float) -> Answers:
         try:
             return client.list_topics(_SOME_TOPIC, timeout=limit_s)
         except KafkaException as refused:
-            # So it calls it, too, that no broker was reached in all of the time, or nearly all by another clock.
+            # The client's error if it reached no broker in all of the time, or nearly all by another clock.
             if refused.args[0].name() == "_TRANSPORT" and time.monotonic() - began_s >= limit_s * 0.9:
                 raise KafkaException(KafkaError(_TIMED_OUT, "no broker was reached")) from None
             raise
@@ -93,8 +93,8 @@ def _ask_cluster(client: admin.AdminClient, limit_s: float) -> Answers:
 class ConfluentKafka:
     """One cluster, as seen by one process; implements `kafka.Kafka`.
 
-    Objects with the same brokers share what they have seen of the topics' ends, unless they are given their own `seen`.
-    Where it `keeps_consumers`, its readers hand one on between two reads, and `close` releases those.
+    Objects with the same brokers share the observed ends of topics, unless they get their own `seen`. If it
+    `keeps_consumers`, its readers share them between two reads, and `close` releases them.
     """
 
     def __init__(
@@ -114,13 +114,13 @@ class ConfluentKafka:
         self._made: dict[str, float] = {}
         self._idle = IdleConsumers(clock) if keeps_consumers else None
         self.is_lent = False
-        """Whether it is another's, who closes it."""
+        """Whether its lender closes it."""
 
     def __repr__(self) -> str:
         return f"ConfluentKafka({self._config!r})"
 
     def cluster_id(self) -> str:
-        """The cluster's own id. Raises BrokerUnavailable."""
+        """Return the cluster's own id. Raises BrokerUnavailable."""
         try:
             (answers,) = self._admin.ask(lambda client, limit_s: [_ask_cluster(client, limit_s)])
         except Refused as refused:
@@ -134,9 +134,9 @@ class ConfluentKafka:
         return cluster_id
 
     def describe_topic(self, topic: str) -> TopicDescription | None:
-        """The topic as it is now, or None if there is none. Raises BrokerUnavailable.
+        """Describe the topic as it is now; None if there is none. Raises BrokerUnavailable.
 
-        A broker may be slow to learn of a topic that was just made here: for a while "none" is asked again.
+        Asks again for a topic that was just created here: a broker may not know it yet.
         """
         retries = self._retries()
         while True:
@@ -146,7 +146,7 @@ class ConfluentKafka:
                 return described
 
     def identify(self, topics: Sequence[str]) -> tuple[str, list[TopicDescription | None]]:
-        """The cluster's own id, and these topics as they are now, asked at once. Raises BrokerUnavailable."""
+        """Return the cluster's own id, and these topics as they are now, in one request. Raises BrokerUnavailable."""
         try:
             *described, cluster = self._admin.ask(
                 lambda client, limit_s: [*_ask_topics(client, topics, limit_s), _ask_cluster(client, limit_s)]
@@ -154,7 +154,7 @@ class ConfluentKafka:
         except Refused as refused:
             if refused.name not in _ABSENT | _REFUSED:
                 raise self._error(refused, "describing a topic", topic=topics[0]) from None
-            # Asking for one after the other says which topic it is.
+            # Ask for each topic alone, to find the one that fails.
             found = [self.describe_topic(topic) for topic in topics]
             return self.cluster_id(), found
         return self._cluster_id(cluster), [self._description(topic, *described) for topic in topics]
@@ -190,12 +190,12 @@ class ConfluentKafka:
         )
 
     def create_topic(self, spec: TopicSpec) -> None:
-        """Create a topic and wait until its leaders answer. Raises AlreadyExists, ConfigError, BrokerUnavailable."""
+        """Create a topic, and wait until its leaders answer. Raises AlreadyExists, ConfigError, BrokerUnavailable."""
         new = admin.NewTopic(spec.name, spec.partitions, spec.replication_factor, config=dict(spec.config))
         try:
             self._admin.ask(
                 lambda client, left_s: [client.create_topics([new], request_timeout=left_s, operation_timeout=left_s)],
-                twice=False,  # A second request would be told that the topic of the first one exists.
+                twice=False,  # A second request would fail because the first one made the topic.
             )
         except Refused as refused:
             if refused.name == "TOPIC_ALREADY_EXISTS":
@@ -205,11 +205,11 @@ class ConfluentKafka:
             raise self._error(refused, "creating a topic", needs, topic=spec.name) from None
         self._forget(spec.name)
         self._made[spec.name] = self._clock() + self._timeout_s
-        self.describe_topic(spec.name)  # Says at once which right is missing; the leaders' client would only time out.
+        self.describe_topic(spec.name)  # Names a missing right at once; a request to the leaders would time out.
         self.offsets(spec.name, range(spec.partitions))
 
     def delete_topic(self, topic: str) -> None:
-        """Delete a topic and wait until it is gone. Raises BrokerUnavailable."""
+        """Delete a topic, and wait until it is gone. Raises BrokerUnavailable."""
         self._made.pop(topic, None)
         try:
             self._admin.ask(
@@ -232,7 +232,7 @@ class ConfluentKafka:
     def offsets(
         self, topic: str, partitions: Sequence[int], *, at_least: Mapping[int, int] | None = None
     ) -> dict[int, OffsetRange]:
-        """Log start and log end of each partition, asked now. Raises NotFound, BrokerUnavailable."""
+        """Ask for log start and log end of each partition now. Raises NotFound, BrokerUnavailable."""
         retries = self._retries()
         return ask_offsets(
             topic,
@@ -245,7 +245,7 @@ class ConfluentKafka:
         )
 
     def delete_records(self, topic: str, before: Mapping[int, int]) -> dict[int, int]:
-        """Truncate below the offsets in `before`; returns the log starts. Raises Misuse, BeyondEnd, NotFound."""
+        """Truncate below the offsets in `before`. Return the log starts. Raises Misuse, BeyondEnd, NotFound."""
         if any(offset < 0 for offset in before.values()):
             raise Misuse("an offset is negative", hint="Kafka would read it as 'everything'", topic=topic)
         retries, starts = self._retries(), dict[int, int]()
@@ -272,15 +272,15 @@ class ConfluentKafka:
         return {p: answers[key].low_watermark for p, key in asked.items()}
 
     def publish_offset(self, group: str, topic: str, partition: int, offset: int, metadata: str = "") -> None:
-        """Commit a group offset, for Kafka's own lag tools, and a text beside it. Raises BrokerUnavailable."""
+        """Commit a group offset, for Kafka's own lag tools, with a text. Raises BrokerUnavailable."""
         request = ConsumerGroupTopicPartitions(group, [TopicPartition(topic, partition, offset, metadata)])
 
         def commit(client: admin.AdminClient, limit_s: float) -> list[Answers]:
             return [client.alter_consumer_group_offsets([request], request_timeout=limit_s + _LONGER_S)]
 
         self._admin.guard.check()
-        # A client of its own, which goes before librdkafka gives up: where that no longer looks for a coordinator and
-        # then finds it, it frees the request a second time.
+        # A client of its own, closed before librdkafka gives up: if it then still finds a coordinator, it frees the
+        # request a second time.
         with closing(AdminSession(self._config, self._timeout_s, self._clock, shares=False)) as session:
             doing = "publishing a group offset"
             self._ask_group(
@@ -288,9 +288,9 @@ class ConfluentKafka:
             )
 
     def published(self, group: str, topic: str, partition: int) -> str:
-        """The text beside the group's offset; empty if there is none. Raises BrokerUnavailable."""
+        """Return the text of the group's offset; empty if there is none. Raises BrokerUnavailable."""
         self._admin.guard.check()
-        # A consumer that joins no group: where a coordinator has moved, librdkafka's admin client kills the process.
+        # A consumer that joins no group: after a coordinator moved, librdkafka's admin client kills the process.
         properties = {**consumer_properties(self._config), "group.id": group}
         consumer = make_client(Consumer, "a consumer", properties, self._config, deque(maxlen=4))
         try:
@@ -301,19 +301,19 @@ class ConfluentKafka:
         return "".join(place.metadata or "" for place in places)
 
     def _committed(self, consumer: Consumer, place: TopicPartition) -> list[TopicPartition]:
-        """What the group's coordinator says of a partition, if it answers soon. Raises Refused."""
+        """Ask the group's coordinator for a partition's offset, once. Raises Refused."""
         try:
             return native(consumer.committed, [place], _LOOK_S)
         except KafkaException as error:
-            told = native(consumer.poll, 0)  # Without the right to look for a coordinator, no answer ever comes.
-            refused = told.error() if told is not None else None
-            is_told = refused is not None and refused.name() in _REFUSED
-            raise Refused(*kafka_error(KafkaException(refused) if is_told else error, self._config)) from None
+            event = native(consumer.poll, 0)  # Without the right to find the coordinator, no answer ever comes.
+            refused = event.error() if event is not None else None
+            is_refused = refused is not None and refused.name() in _REFUSED
+            raise Refused(*kafka_error(KafkaException(refused) if is_refused else error, self._config)) from None
 
     def _ask_group(
         self, ask: Callable[[], list[TopicPartition]], doing: str, group: str, topic: str, partition: int
     ) -> list[TopicPartition]:
-        """What the group's coordinator says of a partition. A broker that has just started loads its groups first."""
+        """Return the coordinator's answer for a partition. Ask again while a new coordinator loads its groups."""
         retries = self._retries()
         while True:
             try:
@@ -329,28 +329,28 @@ class ConfluentKafka:
                 raise self._error(refused, doing, needs, group=group, topic=topic, partition=partition)
 
     def producer(self) -> ConfluentProducer:
-        """A new idempotent producer. It shares a client, and so a producer id, with others of the process."""
+        """Make an idempotent producer. It shares a client, and so a producer id, with others of the process."""
         self._admin.guard.check()
         return ConfluentProducer(self._config, self._seen, lambda: not self._admin.guard.is_closed)
 
     def reader(self, topic: str) -> ConfluentReader:
-        """A new reader of one topic."""
+        """Make a reader of one topic."""
         self._admin.guard.check()
         return ConfluentReader(self._config, topic, self, self._clock, self._seen, self._idle)
 
     def follower(self, topic: str, offset: int) -> ConfluentFollower:
-        """A new follower of partition 0 of one topic."""
+        """Make a follower of partition 0 of one topic."""
         self._admin.guard.check()
         return ConfluentFollower(self._config, topic, offset, self)
 
     def lend(self) -> "ConfluentKafka":
-        """The same for many borrowers, whose `close` ends nothing. A producer is each one's own, and its trouble."""
+        """Return a copy for borrowers, whose `close` does nothing. Each has producers of its own."""
         lent = copy(self)
         lent.is_lent = True
         return lent
 
     def close(self) -> None:
-        """Release the admin client, and what was shared by whom it was lent to. Idempotent."""
+        """Release the admin client, and the clients that borrowers shared. Idempotent."""
         if self.is_lent:
             return
         self._admin.close()
@@ -359,7 +359,7 @@ class ConfluentKafka:
             self._idle.close()
 
     def _ask_leaders(self, topic: str, partitions: Sequence[int], retries: Retries) -> dict[int, Listed]:
-        """One answer of the leaders, which may have to be elected first."""
+        """Return the leaders' answer. Wait for their election if necessary."""
         while True:
             try:
                 return self._list_offsets(topic, partitions, retries.left_s)
@@ -368,7 +368,7 @@ class ConfluentKafka:
                 self._await_leaders(refused, "asking for offsets", needs, topic, partitions, retries)
 
     def _list_offsets(self, topic: str, partitions: Sequence[int], limit_s: float) -> dict[int, Listed]:
-        """One question, as the client answers it: where a connection broke, an offset is negative and no error."""
+        """Ask once. After a broken connection the client returns a negative offset, and no error."""
         keys = {p: TopicPartition(topic, p) for p in partitions}
         if not keys:
             return {}
@@ -385,7 +385,7 @@ class ConfluentKafka:
     def _await_leaders(
         self, refused: Refused, doing: str, needs: str, topic: str, partitions: Iterable[int], retries: Retries
     ) -> None:
-        """Wait for what passes by itself of what the leaders refused. Raises what does not."""
+        """Wait after a transient refusal of the leaders. Raises our error for any other."""
         if refused.name not in _MOVING:
             raise self._error(refused, doing, needs, topic=topic) from None
         self._check_partitions(topic, sorted(partitions))
@@ -404,8 +404,8 @@ class ConfluentKafka:
             )  # fmt: skip
 
     def _below_start(self, topic: str, before: Mapping[int, int]) -> dict[int, int]:
-        """The log starts of partitions that hold nothing below these offsets: Apache's brokers do nothing there, others
-        refuse. Raises BeyondEnd if an offset lies above an end.
+        """Return the log starts of partitions that hold nothing below these offsets: Apache's brokers do nothing there,
+        others refuse. Raises BeyondEnd if an offset lies above an end.
         """
         below: dict[int, int] = {}
         for partition, available in self.offsets(topic, sorted(before)).items():

@@ -1,15 +1,15 @@
-"""Interprets answers of the Kafka client: delivery reports and errors, by librdkafka's error names; and steps over what
-the client cannot unpack, where none of it counts.
+"""Interprets answers of the Kafka client: delivery reports and errors, by librdkafka's error names. Skips records that
+the client cannot unpack, if none of them counts.
 
-Owns the two classifications that safety rests on, and the mapping from the client's errors to ours.
+Owns the two classifications on which safety relies, and the mapping from the client's errors to ours.
 
-Anybody who may write to a log's data topic can leave a batch there that unpacks to more than the client takes, or not
-at all. It stops no reader that does not need what is in it: the reader says what counts.
+Anybody with the right to write to a data topic can leave a batch there that unpacks to more than the client accepts, or
+not at all. It stops only readers that need its records: the reader decides what counts.
 
 Invariants:
-- A delivery is OK only when nothing else is possible, and nothing that the client says is a clear no.
-- What counts is never skipped: its error is raised. Only a batch's own offsets are skipped, and every other record of
-  the ranges comes, once.
+- A delivery is OK only if it is certain; no error of the client means that the record is certainly not in the log.
+- A record that counts is never skipped: its error is raised. Only a batch's own offsets are skipped. Every other record
+  of the ranges comes, once.
 """
 
 import re
@@ -32,14 +32,14 @@ from statelog.kafka.port import Delivery, DeliveryStatus, OffsetRange, Reader, R
 from statelog.secrets import mask_text
 
 ABSENT = frozenset({"UNKNOWN_TOPIC_OR_PART", "UNKNOWN_TOPIC_ID", "_UNKNOWN_TOPIC", "_UNKNOWN_PARTITION"})
-"""Errors about a topic or a partition that is not there."""
+"""Errors of a missing topic or partition."""
 _MEANS = {
     "MSG_SIZE_TOO_LARGE": "the record is larger than max.message.bytes of topic {topic}",
     "RECORD_LIST_TOO_LARGE": "the records are larger than segment.bytes of topic {topic}",
     "TOPIC_AUTHORIZATION_FAILED": "this client lacks the right to WRITE on topic {topic}",
     **dict.fromkeys(ABSENT, "topic {topic} does not exist any more, or has fewer partitions"),
 }
-"""What a refusal of a record means for the person who reads it, where the broker's text does not say."""
+"""What the refusal of a record means, for people, if the broker's text does not say."""
 _GRANT = "Grant its principal what docs/security.md lists for the role"
 _REMEDIES = {
     "MSG_SIZE_TOO_LARGE": "Raise max.message.bytes of topic {topic} again: a log is made for what it allowed then"
@@ -47,7 +47,7 @@ _REMEDIES = {
     "RECORD_LIST_TOO_LARGE": "Raise segment.bytes of topic {topic}",
     "TOPIC_AUTHORIZATION_FAILED": _GRANT,
 }
-"""What has to be done before another try can end better."""
+"""What a person has to do before another try can succeed."""
 _CREDENTIALS = frozenset({
     "_AUTHENTICATION", "SASL_AUTHENTICATION_FAILED", "UNSUPPORTED_SASL_MECHANISM", "ILLEGAL_SASL_STATE",
 })  # fmt: skip
@@ -58,40 +58,40 @@ _WRONG_SETTING = frozenset({
     "INVALID_TOPIC_EXCEPTION", "TOPIC_EXCEPTION",
 })  # fmt: skip
 MISSING_REQUEST = frozenset({"_UNSUPPORTED_FEATURE", "UNSUPPORTED_VERSION"})
-"""This Kafka does not have the request: the client found so by itself, or the broker says it."""
+"""Errors of the client or the broker for a request that this Kafka does not have."""
 _TOO_FEW_BROKERS = 'Pass replication_factor=1 and allow_unsafe=["replication", "min-insync"] on a single broker'
 REFUSED_OFFSET = frozenset({"_AUTO_OFFSET_RESET", "OFFSET_OUT_OF_RANGE"})
-"""Errors about an offset that the broker does not have."""
+"""Errors of an offset that the broker does not have."""
 UNPACKING = frozenset({"_BAD_MSG", "_BAD_COMPRESSION", "INVALID_MSG"})
-"""Errors of one batch, which come again and again: its checksum is wrong, or it cannot be unpacked."""
+"""Permanent errors of one batch: its checksum is wrong, or it cannot be unpacked."""
 _CERTIFICATE = re.compile(r"certificate|unknown ca|verify failed", re.IGNORECASE)
 _MISMATCH = re.compile(r"connecting to an? \w+ (broker )?listener\?|incorrect security\.protocol", re.IGNORECASE)
 _NO_TOKEN = re.compile(r"acquire SASL OAUTHBEARER token|the token function")
 _ISSUER_AWAY = re.compile(r"acquire SASL OAUTHBEARER token: .*(connect|resolve|timed out|timeout)", re.IGNORECASE)
 _MISMATCH_S = 2.0
-"""A broker that is about to start, or a proxy in front of it, closes connections as one of the other protocol does."""
+"""A starting broker, or a proxy in front of it, closes connections like a listener of the other protocol."""
 
 ENDING = _REFUSED | UNPACKING
-"""Errors after which waiting is useless: a reader stops at once instead of at its stall timeout."""
+"""Errors after which waiting is useless: a reader stops at once, before its stall timeout."""
 
 
 def classify_delivery(
     topic: str, error_name: str | None, error_text: str, offset: int | None, latency_s: float = 0.0
 ) -> Delivery:
-    """What is known of a record, from its delivery report.
+    """Classify a record's delivery report.
 
-    `error_name` is librdkafka's name without its prefix, None for a success; `offset` may be missing or negative.
+    `error_name`: librdkafka's name without its prefix, None for a success; `offset` may be missing or negative.
     """
     if error_name is None and offset is not None and offset >= 0:
         return Delivery(DeliveryStatus.OK, offset, "", latency_s)
     if error_name is None:
-        # A broker that has seen the sequence number before answers without an offset. The record is most likely in
-        # the log, but a place that nobody can name cannot be listed in a commit.
+        # A broker that knows the sequence number already answers without an offset. The record is most likely in the
+        # log, but a commit cannot list it without its offset.
         return Delivery(DeliveryStatus.UNKNOWN, -1, "acknowledged without an offset")
-    # Everything else can follow an earlier try whose answer was lost: the client keeps retrying a record that it has
-    # already sent, and its timeouts (_MSG_TIMED_OUT), its purges (both _PURGE_INFLIGHT and _PURGE_QUEUE, since a record
-    # waits for its retry in the queue), a denied retry and a fatal state do not say whether that try was appended. Nor
-    # does a refusal: rights and the limit on sizes may have changed since, and a broker looks at them first.
+    # Any other error can follow an earlier try whose answer was lost, because the client retries by itself. Its timeout
+    # (_MSG_TIMED_OUT), its purges (_PURGE_INFLIGHT, and _PURGE_QUEUE: a record waits in the queue for its retry), a
+    # denied retry and a fatal state do not show whether that try was appended. Nor does a refusal: rights and the size
+    # limit may have changed since, and a broker checks them first.
     means = f" ({_MEANS[error_name].format(topic=topic)})" if error_name in _MEANS else ""
     remedy = _REMEDIES.get(error_name, "").format(topic=topic)
     return Delivery(DeliveryStatus.UNKNOWN, -1, f"{error_name}: {mask_text(error_text)}{means}", remedy=remedy)
@@ -100,9 +100,9 @@ def classify_delivery(
 def client_error(
     error_name: str, error_text: str, doing: str, servers: str, *, needs: str = "", **facts: Fact
 ) -> StatelogError:
-    """Our error for the client's. `doing` says what was attempted, `servers` names the brokers, without credentials.
+    """Translate the client's error into ours.
 
-    `needs` is the right that it takes, in Kafka's words.
+    `doing`: the attempt; `servers`: the brokers, without credentials; `needs`: the necessary right, in Kafka's words.
     """
     text = mask_text(error_text)
     where: dict[str, Fact] = {"bootstrap_servers": servers, "kafka_error": error_name, **facts}
@@ -116,7 +116,7 @@ def client_error(
         hint = _TOO_FEW_BROKERS if error_name == "INVALID_REPLICATION_FACTOR" else "Correct the named setting"
         return ConfigError(f"Kafka refuses a setting while {doing}: {text}", hint=hint, **where)
     if error_name in MISSING_REQUEST:
-        hint = "docs/kafka.md lists what a log needs of a Kafka, and which services have it"
+        hint = "Use a Kafka that has it: docs/kafka.md lists a log's needs, and the services that meet them"
         return ConfigError(f"this Kafka has no request for {doing}: {text}", hint=hint, **where)
     if error_name in ABSENT | {"_NOENT"}:
         return NotFound(f"no such topic or partition while {doing}: {text}", hint="Create the log first", **where)
@@ -127,18 +127,19 @@ def client_error(
 
 
 def unreadable(topic: str, partition: int, offsets: OffsetRange, reason: str) -> Unreadable:
-    """The error for offsets that hold what the client cannot unpack."""
+    """Make the error for offsets whose records the client cannot unpack."""
     start, end = offsets
     what = f"records cannot be unpacked: {reason}"
-    hint = "Another replica may have them whole: make it the leader, or restore the broker's disk"
+    hint = "Make another replica the leader, which may have them whole, or restore the broker's disk"
     return Unreadable(what, hint=hint, topic=topic, partition=partition, start_offset=start, end_offset=end)
 
 
 def refusal_of(errors: Sequence[tuple[str, str]], waited_s: float, *, was_in: bool = False) -> tuple[str, str] | None:
-    """Name and text of the error that shows that no waiting helps, or None.
+    """Return name and text of the error that makes waiting useless, if any.
 
-    `errors` are what the client said of itself, oldest first; `waited_s` is how long it has been asking. A client that
-    `was_in` before, and gets no new token, waits for who issues them.
+    errors    the client's own errors, oldest first
+    waited_s  how long it has been asking
+    was_in    whether it was logged in before: then it waits for the issuer of a new token
     """
     if was_in and any(_NO_TOKEN.search(text) for _, text in errors):
         return None
@@ -169,7 +170,7 @@ def check_range(topic: str, partition: int, wanted: OffsetRange, available: Offs
 
 
 Counts = Callable[[int, OffsetRange], bool]
-"""Whether anything at these offsets of a partition counts."""
+"""Returns whether any record at these offsets of a partition counts."""
 _ANSWER_S = 10.0
 _PLACE = ("partition", "start_offset", "end_offset")
 
@@ -177,7 +178,7 @@ _PLACE = ("partition", "start_offset", "end_offset")
 def read_past(
     reader: Reader, ranges: Mapping[int, OffsetRange], *, stall_timeout_s: float, counts: Counts
 ) -> Iterator[Record]:
-    """Yield every record of `ranges` but those that cannot be unpacked and do not count.
+    """Yield every record of `ranges` except those that cannot be unpacked and do not count.
 
     Raises Unreadable for those that count; OffsetGone, BeyondEnd, BrokerUnavailable.
     """
@@ -193,7 +194,7 @@ def read_past(
             partition, start, end = (cast("int", error.facts[name]) for name in _PLACE)
             if counts(partition, OffsetRange(start, end)):
                 accept = f"statelog accept-loss {error.facts['topic']} --range {partition}:{start}-{end}"
-                raise error.restated(hint=f"{error.hint}; what is lost for good is given up by {accept}") from error
+                raise error.restated(hint=f"{error.hint}; to accept a permanent loss, run {accept}") from error
             starts[partition] = end
         except BrokerUnavailable as error:
             partition, offset = _silent(reader, ranges, error)
@@ -208,17 +209,17 @@ def read_past(
 
 
 def _silent(reader: Reader, ranges: Mapping[int, OffsetRange], error: BrokerUnavailable) -> tuple[int, int]:
-    """The offset that nothing comes for, though the broker answers for the one beside it. Else raises the error again.
+    """Return the offset that gets no answer although its neighbour does. Raise the error again if neither does.
 
-    A batch that unpacks to less than its records say is dropped by the client without a word, and asked for again; one
-    that comes once it is asked for alone was late.
+    The client silently drops a batch that unpacks to less than its records say, and fetches it again. A batch that
+    comes once it is read alone was late.
     """
     partition, offset = error.facts.get("partition"), error.facts.get("next_offset")
     if not isinstance(partition, int) or not isinstance(offset, int):
         raise error
-    beside = offset + 1 if offset + 1 < ranges[partition].end else max(0, offset - 1)
+    neighbour = offset + 1 if offset + 1 < ranges[partition].end else max(0, offset - 1)
     try:
-        is_there = _answers(reader, partition, beside, _ANSWER_S)
+        is_there = _answers(reader, partition, neighbour, _ANSWER_S)
     except DataLoss:
         is_there = False
     if not is_there:
@@ -227,7 +228,7 @@ def _silent(reader: Reader, ranges: Mapping[int, OffsetRange], error: BrokerUnav
 
 
 def _answers(reader: Reader, partition: int, offset: int, timeout_s: float) -> bool:
-    """Whether the broker answers for this offset in time, if only with what cannot be unpacked."""
+    """Return whether the broker answers for this offset in time, if only with records that cannot be unpacked."""
     try:
         next(reader.read({partition: OffsetRange(offset, offset + 1)}, stall_timeout_s=timeout_s), None)
     except Unreadable:

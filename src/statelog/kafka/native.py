@@ -1,16 +1,17 @@
-"""Native Kafka clients: calls into them, the exceptions that come out, and the process that owns them.
+"""Native Kafka clients: calls into them, their exceptions, and the process that owns them.
 
-Every call that can wait goes through `native`. Where a signal's handler raises while the client is in C, the client
-returns a result *and* leaves the exception set, or returns nothing and the exception is the cause of a `SystemError`:
-what comes out here is the handler's own exception, Ctrl-C above all.
+Every call that can wait goes through `native`. If a signal handler raises while the client is in C, the client returns
+a result *and* leaves the exception set, or returns nothing and the exception is the cause of a `SystemError`. `native`
+raises the handler's own exception, Ctrl-C above all.
 
-What a client says of itself goes to the logger `statelog.kafka`, in Python and from inside of calls: an exception there
-comes out of the call. Its errors go to its maker.
+A client's log lines go to the logger `statelog.kafka`, in Python and inside calls: the call raises an exception of
+that. Its errors go to its maker.
 
-A librdkafka handle lives in threads, and a fork copies the handle but not the threads: in the child a call hangs and
-even dropping the handle crashes. Invariants of `ProcessGuard`: a client refuses work outside the process that made it,
-a handle that a fork carried over is never destroyed there, and one whose owner was dropped without a close goes with
-it, with a ResourceWarning: its threads and connections would stay indefinitely.
+A librdkafka handle relies on threads, which a fork does not copy: in the child a call hangs, and even dropping the
+handle crashes. Invariants of `ProcessGuard`:
+- A client refuses work outside the process that made it, and a handle that a fork copied is never destroyed there.
+- If its owner is dropped without a close, a handle is destroyed, with a ResourceWarning. Its threads and connections
+  would stay.
 """
 
 import ctypes
@@ -40,16 +41,16 @@ T = TypeVar("T")
 C = TypeVar("C", admin.AdminClient, confluent_kafka.Consumer, confluent_kafka.Producer)
 
 _LOG = logging.getLogger("statelog.kafka")
-# Else Python itself would write what the client says, such as a broker that went away, to the program's stderr.
+# Else Python itself would write the client's warnings, for example of a lost broker, to the program's stderr.
 _LOG.addHandler(logging.NullHandler())
 _REFUSED_S, _REFUSED_POLL_S = 0.1, 0.02
-"""A broker answers by then that it does not have an offset."""
+"""The time in which a broker refuses an offset that it does not have."""
 
 
 class Refused(Exception):
-    """What the broker or the client answered instead of a result: librdkafka's error name, and a text without secrets.
+    """An error of the broker or the client: librdkafka's name of it, and a text without secrets.
 
-    It never leaves `kafka`: who executes a call of the port turns it into an error of our tree.
+    It never leaves `kafka`: the implementation of the port turns it into a StatelogError.
     """
 
     def __init__(self, name: str, text: str) -> None:
@@ -59,7 +60,7 @@ class Refused(Exception):
 
 
 def native(call: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
-    """Call into the client. An exception of a signal's handler comes out as itself, whatever the client made of it."""
+    """Call into the client. Raises a signal handler's own exception, whatever the client made of it."""
     try:
         return call(*args, **kwargs)
     except SystemError as error:
@@ -76,26 +77,26 @@ def make_client(
     config: ClientConfig,
     errors: deque[confluent_kafka.KafkaError],
 ) -> C:
-    """A client of this kind, which adds what goes wrong with it to `errors`. Raises our error if it cannot be made, and
-    if there is no token for it, or no secret in a file.
+    """Make a client of this kind, which adds its errors to `errors`. Raises our error if it cannot be made, or if a
+    token, or a secret in a file, is missing.
     """
     given = config.opened(properties)
     tokens = {} if config.token is None else {"oauth_cb": TokenSource(config.token, errors, config.redact)}
     try:
-        # A callback in C: what a signal's handler raises in one in Python is lost by the client. The one for tokens is
-        # called in a thread of the client's, where no signal is handled.
+        # A callback in C, because the client loses what a signal handler raises in a Python one. The token callback
+        # runs in a thread of the client, where no signal is handled.
         return native(kind, given, logger=_LOG, error_cb=errors.append, **tokens)
     except confluent_kafka.KafkaException as refused:
         name, text = kafka_error(refused, config)
         raise client_error(name, text, f"making {what}", config.bootstrap_servers) from None
-    except (ImportError, ValueError) as refused:  # It looks by itself for what AWS's tokens need.
+    except (ImportError, ValueError) as refused:  # The client checks by itself for the packages of AWS's tokens.
         raise ConfigError(f"the Kafka client refuses its settings: {config.redact(str(refused))}") from None
 
 
 def close_consumer(client: confluent_kafka.Consumer, *, was_astray: bool = False) -> None:
-    """Close it, whatever it says. One whose fetch is refused meanwhile never comes back from its close: librdkafka 2.16
-    waits for a lock that it holds itself. So one that `was_astray` hears first that it is refused, if it is; and one
-    that has not ended within `GRACE_S` is left alone, with its thread and a log line.
+    """Close the consumer, and ignore its errors. librdkafka 2.16 never returns from a close during which a fetch is
+    refused: it waits for a lock that it holds itself. So a consumer that `was_astray` is polled for the refusal first.
+    One that has not ended within `GRACE_S` is left, with its thread and a log line.
     """
     closing = begin(start_thread, lambda: _end(client, time.monotonic() + was_astray * _REFUSED_S))
     if wait([closing], GRACE_S).not_done:
@@ -113,7 +114,7 @@ def _end(client: confluent_kafka.Consumer, until_s: float) -> None:
 
 
 def kafka_error(exception: confluent_kafka.KafkaException, config: ClientConfig) -> tuple[str, str]:
-    """Name and text, without secrets, of the error inside the client's exception."""
+    """Return name and text, without secrets, of the error inside the client's exception."""
     inner = exception.args[0] if exception.args else exception
     if isinstance(inner, confluent_kafka.KafkaError):
         return inner.name(), config.redact(inner.str())
@@ -121,12 +122,12 @@ def kafka_error(exception: confluent_kafka.KafkaException, config: ClientConfig)
 
 
 def last_error(errors: Iterable[confluent_kafka.KafkaError], config: ClientConfig) -> str:
-    """What the client said of itself last, without secrets; empty if nothing. Of a function for tokens it says only
-    that it raised: the reason stands before that.
+    """Return the client's last error, without secrets; empty if there is none. Skip its report that a token function
+    raised: the reason comes before that.
     """
-    said = list(errors)
-    told = [error for error in said if "callback raised" not in error.str()] or said
-    return f"{told[-1].name()}: {config.redact(told[-1].str())}" if told else ""
+    found = list(errors)
+    named = [error for error in found if "callback raised" not in error.str()] or found
+    return f"{named[-1].name()}: {config.redact(named[-1].str())}" if named else ""
 
 
 # ---- one process, one client
@@ -137,13 +138,13 @@ _handles: dict[int, object] = {}
 
 
 class _Origin:
-    """Where a handle was made, for tracemalloc: a warning that named the handle itself would keep it alive."""
+    """The source of a warning, for tracemalloc: with the handle itself as the source, it would stay alive."""
 
     __slots__ = ()
 
 
 class ProcessGuard:
-    """Holds one native handle on behalf of its owner. `name` says in messages whose it is."""
+    """Holds one native handle for its owner. `name`: the owner, in messages."""
 
     __slots__ = ("__weakref__", "_finalizer", "_handle", "_name", "_owner", "is_closed")
 
@@ -162,7 +163,7 @@ class ProcessGuard:
     def check(self) -> None:
         """Raise ClosedError after close, and in a fork of the process that made the handle."""
         if self.is_closed:
-            hint = "Make a new one. A log's is closed with the log: read and write inside of its `with` block"
+            hint = "Make a new one. A log closes its own: read and write inside its `with` block"
             raise ClosedError(f"the {self._name} is closed", hint=hint)
         if self._handle is not None:
             self._owner.check()
@@ -179,7 +180,7 @@ class ProcessGuard:
             self.check()
 
     def drop(self) -> None:
-        """Give the handle up, so that it can be destroyed. Nothing happens in a fork: there it must stay."""
+        """Release the handle, so that it can be destroyed. Do nothing in a fork, where it must stay."""
         if self._handle is not None and not self.is_foreign:
             _handles.pop(id(self._handle), None)
             self._handle = None
@@ -188,19 +189,19 @@ class ProcessGuard:
 
     def close(self) -> None:
         """Drop the handle and refuse all further use."""
-        self.is_closed = True  # First: what is held behind the drop is for `hold` to see.
+        self.is_closed = True  # First, so that a later `hold` drops its handle.
         self.drop()
 
 
 def _drop_forgotten(handle: int, pid: int, name: str, origin: _Origin) -> None:
-    """The owner was dropped without a close. Warn as Python does of files, and log it."""
+    """Warn of an owner that was dropped without a close, as Python does of files, and log it."""
     if pid == os.getpid() and _handles.pop(handle, None) is not None:
         _LOG.warning("a %s was dropped without being closed; its connections end now", name)
         warnings.warn(_UNCLOSED.format(name), ResourceWarning, stacklevel=1, source=origin)
 
 
 def _immortalise() -> None:
-    """In a forked child: one reference more than anybody will ever release, so that no handle is destroyed here."""
+    """Take one reference too many in a forked child, so that no handle is ever destroyed there."""
     for handle in _handles.values():
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(handle))
     _handles.clear()
