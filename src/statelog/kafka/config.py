@@ -1,12 +1,15 @@
 """The settings of the Kafka client: the user's for the connection, and those that statelog owns.
 
-This module owns `ClientConfig` and the full librdkafka settings of each kind of client. It opens nothing, and reads no
-environment, and no file but one that a setting says a secret is in. Invariants: no user setting can weaken a guarantee
-of the log, run code in this process unless it names a function for tokens, or turn off transport security, and no
-secret is ever part of a repr, a message or a fact.
+This module owns `ClientConfig` and the full librdkafka settings of each kind of client. It connects to nothing, and
+reads only files in which a setting says that a secret is.
 
-Settings pass through by librdkafka's own names. What is refused is refused by name, with the reason. A name that
-librdkafka itself does not know is found when the first client is made, and becomes the same ConfigError there.
+Settings pass through by librdkafka's own names. Others are refused by name, with the reason. librdkafka refuses a name
+that it does not know when the first client is made, with the same ConfigError.
+
+Invariants:
+- No user setting can weaken a guarantee of the log, or turn off transport security. None can run code in this process,
+  unless it names a token function.
+- No secret is ever part of a repr, a message or a fact.
 """
 
 import ipaddress
@@ -24,7 +27,7 @@ MAX_MESSAGE_BYTES = 16 << 20
 """The largest record that a client sends, framing included; topics allow the same."""
 
 TOKEN = "token"  # noqa: S105 - the name of a setting
-"""The one setting that is ours: the name of the function that gives tokens."""
+"""The one setting of statelog: the name of the token function."""
 _SECRET_NAME = re.compile(r"password|secret|token|pem|key|jaas|oauthbearer\.config", re.IGNORECASE)
 
 _REFUSED = {
@@ -32,7 +35,7 @@ _REFUSED = {
     "sasl.kerberos.kinit.cmd": "it runs a shell command",
     "ssl.engine.location": "it loads code into this process",
     "ssl.engine.id": "it loads code into this process",
-    "enable.sasl.oauthbearer.unsecure.jwt": "it accepts tokens that nobody signed",
+    "enable.sasl.oauthbearer.unsecure.jwt": "it accepts unsigned tokens",
     "debug": "protocol traces can contain credentials and state",
     "enable.metrics.push": "statelog sends no telemetry",
     **dict.fromkeys((
@@ -42,7 +45,7 @@ _REFUSED = {
         "enable.auto.commit", "auto.commit.enable", "auto.commit.interval.ms", "enable.auto.offset.store",
         "enable.partition.eof", "allow.auto.create.topics", "offset.store.method", "offset.store.path",
         "group.protocol", "consume.callback.max.messages",
-    ), "statelog sets it, because the guarantees of the log rest on it"),
+    ), "statelog sets it, because the guarantees of the log rely on it"),
     **dict.fromkeys((
         "group.id", "group.instance.id", "transactional.id", "transaction.timeout.ms", "partition.assignment.strategy",
     ), "statelog names its own groups and uses no transactions"),
@@ -68,7 +71,7 @@ _IN_FILES = frozenset({
     "sasl.oauthbearer.client.credentials.client.id", "sasl.oauthbearer.client.credentials.client.secret",
     "sasl.oauthbearer.assertion.private.key.pem", "sasl.oauthbearer.assertion.private.key.passphrase",
 })  # fmt: skip
-"""Settings that a file may hold, whatever it says: no rule looks at their values."""
+"""Settings whose value may be in a file: no rule checks it."""
 _CALLBACK = re.compile(r"(^|[._])(cb|callback)$|^(on_|logger$|opaque$)")
 
 _EVERY = {
@@ -76,7 +79,7 @@ _EVERY = {
     "enable.metrics.push": "false",
     "socket.nagle.disable": "true",
     "client.id": "statelog",
-    "log_level": "5",  # What a client says while it is closed goes to stderr, past any logger, and is of level 6.
+    "log_level": "5",  # A closing client logs to stderr, past any logger, at level 6.
 }
 _PRODUCER = {
     "enable.idempotence": "true",
@@ -84,9 +87,9 @@ _PRODUCER = {
     "linger.ms": "0",
     "compression.type": "lz4",
     "message.max.bytes": str(MAX_MESSAGE_BYTES),
-    # Counted from the queue on: a slow link needs minutes for what may be in flight. Who waits has limits of their own.
+    # From queueing on: a slow link needs minutes for all records in flight. Callers have shorter limits of their own.
     "message.timeout.ms": "300000",
-    # A topic that is gone is believed to be gone after this long, not after half a minute.
+    # A missing topic counts as missing after this time, not after half a minute.
     "topic.metadata.propagation.max.ms": "10000",
     "queue.buffering.max.kbytes": str(256 << 10),
 }
@@ -96,14 +99,14 @@ _MEMBER = {
     "auto.offset.reset": "error",
     "enable.partition.eof": "true",
     "check.crcs": "true",
-    # A partition of which enough is at hand rests for so long: a second, by default, in which a quick loop runs dry.
+    # The pause of a partition with a full queue. By default it is a second, in which a quick loop empties the queue.
     "fetch.queue.backoff.ms": "100",
 }
 _CONSUMER = {
     **_MEMBER,
     "isolation.level": "read_uncommitted",
     "group.protocol": "classic",
-    # A fetch that waits at the end of the log holds up the next read, so it waits but shortly.
+    # A fetch that waits at the end of the log delays the next read.
     "fetch.wait.max.ms": "10",
     "fetch.message.max.bytes": str(2 << 20),
     "fetch.max.bytes": str(64 << 20),
@@ -114,10 +117,10 @@ _CONSUMER = {
 _FOLLOWING_WAIT_MS = 20_000
 """How long the fetch of a follower waits at the broker: an idle topic costs one request in that time."""
 _SPARING = {"fetch.message.max.bytes": str(64 << 10)}
-"""A broker gives the first batch whole, however large it is."""
+"""Small enough for single records: a broker returns the first batch whole, of any size."""
 _ADMIN = {
-    # Questions go to the controller that the last metadata named. If that broker is dead, a client that connects on
-    # demand alone knocks at it a thousand times a second, on all of a core, and learns of another one too late.
+    # Requests go to the controller of the last metadata. If that broker is dead, a client that only connects on demand
+    # retries a thousand times a second, on all of a core, and learns of another one too late.
     "enable.sparse.connections": "false",
 }
 _READERS = "statelog-reader"
@@ -129,7 +132,7 @@ _CONSUMER_TUNING = (
     "fetch.", "queued.", "max.partition.fetch.bytes", "session.", "heartbeat.", "max.poll.", "client.rack",
 )  # fmt: skip
 _IN_CLEAR = {"plain": "password", "oauthbearer": "token"}
-"""What these mechanisms send."""
+"""The secret that these mechanisms send as plain text."""
 _MECHANISM = ("sasl.mechanism", "sasl.mechanisms")
 _REQUEST_TIMEOUT_S = 10.0
 _TIMEOUTS = ("message.timeout.ms", "delivery.timeout.ms")
@@ -140,9 +143,9 @@ _MIN_TIMEOUT_MS, _MAX_TIMEOUT_MS = 1_000, 900_000
 class ClientConfig:
     """Validated settings of the connection to one cluster. Made by `client_config` only.
 
-    `settings` are librdkafka's names and values as the user gave them, `bootstrap.servers` among them. `token` is what
-    gives tokens, by its name if it has one; None for another way of logging in. `read` are the secrets that clients
-    were given from files, so that a message of an older client is free of the older one, too.
+    settings  librdkafka's names and values as the user gave them, with `bootstrap.servers`
+    token     the token function, by name if it has one; None for another login
+    read      the secrets that clients got from files: messages of older clients hide older ones, too
     """
 
     bootstrap_servers: str
@@ -151,7 +154,7 @@ class ClientConfig:
     read: set[str] = field(default_factory=set[str], compare=False)
 
     def masked(self) -> dict[str, str]:
-        """The settings with every secret replaced by asterisks: safe to print and to log."""
+        """Return the settings with every secret replaced by asterisks: safe to print and to log."""
         token = {} if self.token is None else {TOKEN: name_of(self.token)}
         shown = {name: MASK if _holds_secret(name) else mask_text(value) for name, value in self.settings.items()}
         return {**shown, **token}
@@ -160,47 +163,47 @@ class ClientConfig:
         return f"ClientConfig({self.masked()!r})"
 
     def redact(self, text: str) -> str:
-        """`text`, such as a client's message, without any secret value of these settings and URL credentials."""
+        """Return a text, for example a client's message, without secrets of these settings and URL credentials."""
         given = (value for name, value in self.settings.items() if _holds_secret(name))
-        # The longest first: one may begin as another does.
+        # The longest first: one may be a prefix of another.
         for secret in sorted(filter(None, (*given, *tuple(self.read))), key=len, reverse=True):
             text = text.replace(secret, MASK)
         return mask_text(text)
 
     def opened(self, properties: Mapping[str, str]) -> dict[str, str]:
-        """A client's properties with the secrets that are in files. Raises ConfigError for a file that has none."""
+        """Return a client's properties with the secrets from files. Raises ConfigError for a file without one."""
         opened = read_secrets(properties, secret_of)
         self.read.update(value for name, value in opened.items() if name not in properties and is_secret_setting(name))
         return opened
 
     @property
     def request_timeout_s(self) -> float:
-        """Seconds that the brokers have to answer a request: the user's `socket.timeout.ms`, or 10."""
+        """The seconds that brokers have to answer a request: the user's `socket.timeout.ms`, or 10."""
         given = whole_in(self.settings.get("socket.timeout.ms", "").strip())
         return _REQUEST_TIMEOUT_S if given is None else given / 1000
 
 
 def client_config(settings: Mapping[str, str], token: TokenFunction | str | None = None) -> ClientConfig:
-    """Validate the user's librdkafka settings, and what gives tokens: `token`, or a function that a setting names.
+    """Validate the user's librdkafka settings, and the token function: `token`, or the one that a setting names.
 
     Raises ConfigError that names the setting and the reason.
     """
     given = {name: value for name, value in settings.items() if name != TOKEN}
     if TOKEN in settings and token not in (None, settings[TOKEN]):
-        raise ConfigError("two functions give tokens", hint=f"Remove the setting {TOKEN}, or kafka_token")
+        raise ConfigError("there are two token functions", hint=f"Remove the setting {TOKEN}, or kafka_token")
     token = settings.get(TOKEN) if token is None else token
     return _validated(given) if token is None else _with_token(given, token_by_name(token))
 
 
 def _with_token(settings: Mapping[str, str], token: TokenFunction | str) -> ClientConfig:
-    """The settings of who logs in by tokens: over TLS, if they do not say otherwise."""
+    """Validate settings with a token function; the default is TLS."""
     mechanisms = {name: settings[name] for name in _MECHANISM if name in settings} or {_MECHANISM[0]: "OAUTHBEARER"}
     config = _validated({"security.protocol": "SASL_SSL", **settings, **mechanisms})
     others = [name for name, value in mechanisms.items() if value.strip().upper() != "OAUTHBEARER"]
     others += [name for name in settings if name == "security.protocol" and "SASL" not in settings[name].upper()]
     others += [name for name in settings if name.startswith("sasl.oauthbearer.")]
     if others:
-        what = f"Kafka setting {others[0]} is of another way of logging in than a token function"
+        what = f"Kafka setting {others[0]} belongs to another login than a token function"
         raise ConfigError(what, hint=f"Remove {others[0]}, or the token", setting=others[0])
     return replace(config, token=token)
 
@@ -210,8 +213,8 @@ def _validated(settings: Mapping[str, str]) -> ClientConfig:
     if not isinstance(cast("object", servers), str):
         raise ConfigError("bootstrap.servers is not text", hint='Write "broker-1:9092,broker-2:9092"')
     if not servers.strip():
-        told = "; librdkafka's names have dots, not underscores" if "bootstrap_servers" in settings else ""
-        raise ConfigError("bootstrap.servers is missing", hint=f"Name at least one broker as host:port{told}")
+        more = "; librdkafka's names have dots, not underscores" if "bootstrap_servers" in settings else ""
+        raise ConfigError("bootstrap.servers is missing", hint=f"Name at least one broker as host:port{more}")
     if "metadata.broker.list" in settings:
         raise _refused("metadata.broker.list", "its other name, bootstrap.servers, is the only one that is read")
     for name, value in settings.items():
@@ -221,7 +224,7 @@ def _validated(settings: Mapping[str, str]) -> ClientConfig:
 
 
 def check_password_in_clear(config: ClientConfig) -> None:
-    """Raise ConfigError if these settings send a password or a token as it is over a network."""
+    """Raise ConfigError if these settings send a password or a token as plain text over a network."""
     settings = {name: value.strip().lower() for name, value in config.settings.items()}
     mechanism = settings.get("sasl.mechanism", settings.get("sasl.mechanisms", ""))
     if settings.get("security.protocol") != "sasl_plaintext" or mechanism not in _IN_CLEAR:
@@ -235,7 +238,7 @@ def check_password_in_clear(config: ClientConfig) -> None:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether only this machine reaches this host."""
+    """Return whether only this machine reaches this host."""
     try:
         return host.lower() == "localhost" or ipaddress.ip_address(host.strip("[]")).is_loopback
     except ValueError:
@@ -243,51 +246,51 @@ def is_loopback(host: str) -> bool:
 
 
 def producer_properties(config: ClientConfig) -> dict[str, str]:
-    """All librdkafka settings of a producer: idempotent, acknowledged by all replicas, bounded queue."""
+    """Return all librdkafka settings of a producer: idempotent, acknowledged by all replicas, bounded queue."""
     properties = _merged(config, _PRODUCER, without=_CONSUMER_TUNING)
-    # The two names are aliases, and librdkafka lets the last one win: one name leaves no doubt.
+    # The two names are aliases, of which librdkafka uses the last: keep one.
     alias = properties.pop("delivery.timeout.ms", None)
     return properties if alias is None else {**properties, "message.timeout.ms": alias}
 
 
 def consumer_properties(config: ClientConfig, *, is_sparing: bool = False) -> dict[str, str]:
-    """All librdkafka settings of a consumer that never resets, never commits and checks every record. One that
-    `is_sparing` fetches little behind what it returns.
+    """Return all librdkafka settings of a consumer that never resets, never commits and checks every record. One that
+    `is_sparing` fetches little behind the wanted records.
 
-    A group is mandatory for librdkafka; a reader only ever assigns, so no group of this name comes to be.
+    librdkafka requires a group; a reader only assigns, so no group of this name is created.
     """
     own = {**_CONSUMER, **_SPARING} if is_sparing else _CONSUMER
     return {**_merged(config, own, without=_PRODUCER_TUNING), "group.id": _READERS}
 
 
 def following_properties(config: ClientConfig) -> dict[str, str]:
-    """All librdkafka settings of a consumer whose fetch waits long at the broker: it follows one partition for long."""
+    """Return all librdkafka settings of a consumer that follows one partition, and whose fetch waits at the broker."""
     given_ms = whole_in(config.settings.get("socket.timeout.ms", "").strip())
-    wait_ms = _FOLLOWING_WAIT_MS if given_ms is None else min(_FOLLOWING_WAIT_MS, given_ms // 2)  # It has to be less.
+    wait_ms = _FOLLOWING_WAIT_MS if given_ms is None else min(_FOLLOWING_WAIT_MS, given_ms // 2)  # Below the time-out.
     return {**consumer_properties(config), "fetch.wait.max.ms": str(wait_ms)}
 
 
 def member_properties(config: ClientConfig) -> dict[str, str]:
-    """All librdkafka settings of a member of a group but those of the group: it commits no offset, and never resets."""
+    """Return the librdkafka settings of a group's member, without the group's own: no automatic commit, no reset."""
     return _merged(config, _MEMBER, without=_PRODUCER_TUNING)
 
 
 def admin_properties(config: ClientConfig) -> dict[str, str]:
-    """All librdkafka settings of an admin client: the connection, and nothing of producing or consuming."""
+    """Return all librdkafka settings of an admin client: the connection, without producing or consuming."""
     return _merged(config, _ADMIN, without=(*_PRODUCER_TUNING, *_CONSUMER_TUNING))
 
 
 def secret_of(name: str) -> str:
-    """The setting whose value is in the file that a setting of this name says: `sasl.password` of `sasl.password.file`.
+    """Return the setting whose value is in a file that this one names: `sasl.password` for `sasl.password.file`.
 
-    Empty if it says none.
+    Return an empty text for other names.
     """
     secret = name.removesuffix(".file")
     return secret if secret != name and secret in _IN_FILES else ""
 
 
 def is_secret_setting(name: str) -> bool:
-    """Whether a setting of this name may hold a secret."""
+    """Return whether a setting of this name may hold a secret."""
     return _SECRET_NAME.search(name) is not None
 
 
@@ -296,7 +299,7 @@ def _holds_secret(name: str) -> bool:
 
 
 def _merged(config: ClientConfig, own: Mapping[str, str], *, without: tuple[str, ...]) -> dict[str, str]:
-    """Own settings under the user's. Validation has made sure that no user setting is one that must win."""
+    """Merge the user's settings over our own. Validation has refused user settings that must not win."""
     users = {name: value for name, value in config.settings.items() if not name.startswith(without)}
     return {**_EVERY, **own, **users}
 
@@ -311,11 +314,11 @@ def _check_setting(name: object, value: object) -> None:
         raise _refused(name, reason)
     if name != name.strip() or not name:
         raise ConfigError(f"Kafka setting {name!r} has blanks around its name", setting=name)
-    # A delivery timeout must be settled in finite time: librdkafka reads 0 as 'wait indefinitely'.
-    is_settled = _MIN_TIMEOUT_MS <= (whole_in(value) or 0) <= _MAX_TIMEOUT_MS
-    if name in _TIMEOUTS and not is_settled:
+    # librdkafka reads 0 as 'wait indefinitely', so a delivery timeout has to be finite.
+    is_finite = _MIN_TIMEOUT_MS <= (whole_in(value) or 0) <= _MAX_TIMEOUT_MS
+    if name in _TIMEOUTS and not is_finite:
         what = f"{name} is not a whole number of milliseconds between {_MIN_TIMEOUT_MS} and {_MAX_TIMEOUT_MS}"
-        hint = "300000 suits most clusters: it outlasts a change of leader, and a slow link"
+        hint = "Use 300000, which suits most clusters: it outlasts a change of leader, and a slow link"
         raise ConfigError(what, hint=hint, setting=name)
 
 
@@ -330,10 +333,10 @@ def _reason_against(name: str, value: str) -> str | None:
     if name == "ssl.providers" and ("/" in value or "\\" in value):
         return "a path loads code into this process, and only a name is one of OpenSSL's own"
     if name in _EXPANDED and not _SHELL_SAFE.fullmatch(value):
-        return "the client puts it into a shell command, and it has a character that a shell may not take as it is"
+        return "the client puts it into a shell command, and it has a character that a shell may interpret"
     return _REFUSED_VALUES.get((name, "false" if value in {"0", "f", "no"} else value))
 
 
 def _refused(name: str, reason: str) -> ConfigError:
-    """The value is left out of the message: it may be a secret under a misspelt name."""
+    """Make the error without the value, which may be a secret under a misspelt name."""
     return ConfigError(f"Kafka setting {name} is refused: {reason}", hint=f"Remove {name}", setting=name)

@@ -1,11 +1,11 @@
-"""Tokens for Kafka: a function of the user's that gives them, by name or as it is, and what is made of it for a client.
+"""Tokens for Kafka: the user's function that returns them, or its name, and the callback of a client for it.
 
-A client asks for a token when it is made, and again after four fifths of each one's life. The first one is asked for
-here, in the thread that makes the client, so that an error comes out of the call; the others are asked for in a thread
-of the client's own, which tries again ten seconds after a failure and goes on with what it has.
+A client asks for a token when it is made, and again after four fifths of each one's lifetime. The thread that makes
+the client gets the first one, and raises its error. A thread of the client gets the others. It tries again ten seconds
+after a failure, and uses the last token meanwhile.
 
-Invariants: no token is in a repr, message, fact or log line of ours. A function is imported when a client is made,
-and not before.
+Invariants: no token is in a repr, message, fact or log line of ours. A function is imported when a client is made, and
+not before.
 """
 
 import importlib
@@ -23,9 +23,9 @@ import confluent_kafka
 from statelog.errors import BrokerUnavailable, ConfigError, StatelogError
 
 Token = tuple[str, float] | tuple[str, float, str] | tuple[str, float, str, dict[str, str]]
-"""The token; when it expires, in seconds since 1970; whose it is, and SASL extensions, if the broker asks for them."""
+"""The token; its expiry in seconds since 1970; its principal and SASL extensions, if the broker requires them."""
 TokenFunction = Callable[[], Token]
-"""Gives a token. It is called from several threads."""
+"""Returns a token. It is called from several threads."""
 
 _LOG = logging.getLogger("statelog.kafka")
 _NAME = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*(\.[^\W\d]\w*)*")
@@ -35,9 +35,9 @@ _LONGEST_S = 10 * 366 * 86_400.0
 
 
 def token_by_name(given: object) -> TokenFunction | str:
-    """What a program gives for a token: by name where it has one that others can import it by, else as it is.
+    """Return the name of a token function if other processes can import it by that, else the function.
 
-    Raises ConfigError for what is neither a name nor callable.
+    Raises ConfigError for a value that is neither a name nor callable.
     """
     if isinstance(given, str):
         if not _NAME.fullmatch(given):
@@ -52,22 +52,22 @@ def token_by_name(given: object) -> TokenFunction | str:
 
 
 def name_of(token: TokenFunction | str) -> str:
-    """What a token's function is called, for people."""
+    """Return the name of a token function, for people."""
     return token if isinstance(token, str) else getattr(token, "__qualname__", type(token).__name__)
 
 
 def check_travels(token: TokenFunction | str | None) -> str | None:
-    """The token's name, for another process. Raises ConfigError for a function that has none."""
+    """Return the token function's name, for other processes. Raises ConfigError for a function without one."""
     if token is None or isinstance(token, str):
         return token
     raise ConfigError("this kafka_token is a function that no other process can import", hint=_HINT)
 
 
 class TokenSource:
-    """The tokens of one client: what confluent-kafka calls as its `oauth_cb`.
+    """The tokens of one client: confluent-kafka's callback `oauth_cb`.
 
-    Raises ConfigError for a function that is not there or gives no token, BrokerUnavailable for one that raises,
-    and what it raises itself if that is an error of statelog. A later failure goes to `errors`, and into the log.
+    Raises ConfigError for a function that is missing or returns no token, BrokerUnavailable for one that raises, and
+    the function's own StatelogError. A later failure goes to `errors`, and into the log.
     """
 
     def __init__(
@@ -80,14 +80,14 @@ class TokenSource:
         self._first: Token | None = self._ask()
 
     def __call__(self, _config: str | None) -> Token:
-        """The token that the client is to show from now on."""
+        """Return the token that the client uses from now on."""
         first, self._first = self._first, None
         if first is not None:
             return first
         try:
             return self._ask()
         except StatelogError as error:
-            # What is raised from here the client drops, and reports that something was.
+            # The client drops an exception from here, and only reports that there was one.
             self._errors.append(confluent_kafka.KafkaError(confluent_kafka.KafkaError._AUTHENTICATION, error.message))
             _LOG.warning("%s; the client asks again in 10 s", error.message)
             raise
@@ -97,19 +97,19 @@ class TokenSource:
             token = self._function()
         except StatelogError:
             raise
-        except Exception as error:  # noqa: BLE001 - the user's own function: what it raises is reported
+        except Exception as error:  # noqa: BLE001 - the user's own function: its error is reported
             told = self._redact(f"{type(error).__name__}: {error}")
-            hint = "Nothing is lost: try again, or correct the function"
+            hint = "Try again, or correct the function: nothing is lost"
             raise BrokerUnavailable(f"the token function failed: {told}", hint=hint, token=self._name) from None
         wrong = _wrong(token, time.time())
         if wrong:
-            hint = "It gives (token, expiry in seconds since 1970), and may add a principal and extensions"
+            hint = "Return (token, expiry in seconds since 1970), and optionally a principal and extensions"
             raise ConfigError(f"the token function gave {wrong}", hint=hint, token=self._name)
         return token
 
 
 def _wrong(token: object, now_s: float) -> str:
-    """What is wrong with a token, without a word of it; empty if nothing is."""
+    """Return why a token is not valid, without any part of it; empty if it is."""
     kind = type(token).__name__
     match cast("tuple[object, ...]", token) if isinstance(token, tuple) else ():
         case (str(text), int() | float() as expires_s, *more):
@@ -153,5 +153,5 @@ def _imported(name: str) -> TokenFunction:
 
 
 def _attribute(module: object, path: str) -> object:
-    """What a dotted path names in a module, or None."""
+    """Return the attribute of a module by its dotted path, or None."""
     return reduce(lambda found, part: getattr(found, part, None), path.split("."), module)

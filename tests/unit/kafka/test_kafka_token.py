@@ -140,14 +140,14 @@ def test_a_token_brings_its_mechanism_and_tls() -> None:
 )
 def test_another_way_of_logging_in_contradicts_a_token(name: str, value: str) -> None:
     """Another way of logging in contradicts a token, and is named in the error."""
-    with pytest.raises(ConfigError, match="another way of logging in") as caught:
+    with pytest.raises(ConfigError, match="belongs to another login") as caught:
         client_config({**SERVERS, name: value}, given)
     assert caught.value.facts["setting"] == name
 
 
 def test_two_functions_are_refused() -> None:
     """Two token functions, as an argument and in the settings, are refused."""
-    with pytest.raises(ConfigError, match="two functions"):
+    with pytest.raises(ConfigError, match="two token functions"):
         Where({**SERVERS, "token": "other:token"}, "/logs", kafka_token=given)
     Where({**SERVERS, "token": HERE}, "/logs", kafka_token=HERE)
 
