@@ -1,13 +1,13 @@
 """The follower on confluent-kafka: a consumer that stays assigned to one partition; its fetch waits at the broker.
 
-It is for what one process follows for long: a record comes as soon as it is appended, and an idle partition costs one
-request in `_WAIT_S`. What makes a read dear is to assign and to seek, and here both happen once. A client with such a
-fetch in flight does nothing else: a seek, another partition or a question for offsets would wait for the fetch to come
-back (9 to 18 s, seen with librdkafka 2.16), so those go through other clients.
+It is for partitions that a process follows for long: a record comes as soon as it is appended, and an idle partition
+costs one request in 20 s. Assigning and seeking make reads expensive; here each happens once. A client with such a
+fetch in flight does nothing else: a seek, another partition or a request for offsets would wait for it (9 to 18 s,
+observed with librdkafka 2.16), so those go through other clients.
 
 Invariants:
-- Offsets strictly increase from where it begins. It never resets, and ends with an error where its place is gone.
-- After any exception out of the client it is thrown away: the client may have moved on past what it did not hand over.
+- Offsets strictly increase from its start. It never resets, and ends with an error if its offset is missing.
+- After any exception out of the client it is discarded: the client may have skipped records that it did not return.
 - One thread at a time polls it. One that a fork has copied refuses to work.
 """
 
@@ -35,27 +35,27 @@ class ConfluentFollower:
         self._config = config
         self._topic = topic
         self.position = offset
-        """All below it was given."""
+        """All records below it were returned."""
         self._kafka = kafka
         self._guard = ProcessGuard("follower")
         self._errors: deque[confluent_kafka.KafkaError] = deque(maxlen=4)
         client = make_client(confluent_kafka.Consumer, "a consumer", following_properties(config), config, self._errors)
         self._native: confluent_kafka.Consumer | None = client
         self._refusal: confluent_kafka.KafkaError | None = None
-        """An error that came behind records, for the next poll: the client tells of some only once."""
+        """An error that came behind records, for the next poll: the client reports some only once."""
         self._guard.hold(client)
         native(client.assign, [TopicPartition(topic, 0, offset)])
 
     @property
     def is_sound(self) -> bool:
-        """Whether the client has told of no error in the last poll."""
+        """Whether the client reported no error in the last poll."""
         return not self._errors
 
     def poll(self, timeout_s: float) -> Sequence[Record]:
-        """Return what is there, or wait for the next record. Raises OffsetGone, BeyondEnd, NotFound, Unreadable."""
+        """Return the records at hand, or wait for the next. Raises OffsetGone, BeyondEnd, NotFound, Unreadable."""
         self._guard.check()
         client = self._native
-        assert client is not None, "the guard refuses what is closed"
+        assert client is not None, "the guard refuses a closed follower"
         self._errors.clear()
         try:
             if self._refusal is not None:
@@ -103,10 +103,10 @@ class ConfluentFollower:
         return Record(0, offset, message.value() or b"", stamp_ms(message))
 
     def _raise(self, error: confluent_kafka.KafkaError) -> None:
-        """Raise what an error means for the place that is followed, unless it passes by itself."""
+        """Raise our error for the followed offset, unless the client's is transient."""
         self._refusal = None
         name, text = error.name(), self._config.redact(error.str())
-        if name in UNPACKING:  # A reader finds out where the batch ends.
+        if name in UNPACKING:  # A reader finds the end of the batch.
             with closing(self._kafka.reader(self._topic)) as reader:
                 here = {0: OffsetRange(self.position, self.position + 1)}
                 next(reader.read(here, stall_timeout_s=STALL_TIMEOUT_S), None)
@@ -117,7 +117,7 @@ class ConfluentFollower:
             needs = f"READ on topic {self._topic}"
             raise client_error(name, text, "reading", self._config.bootstrap_servers, needs=needs, topic=self._topic)
         if name in REFUSED_OFFSET | UNPACKING or error.fatal():
-            hint = "Read again: the offset is there now, a leader may have moved while it was read"
+            hint = "Read again: the offset is there now, a leader may have moved meanwhile"
             raise BrokerUnavailable(
                 f"following was refused: {text}", hint=hint, topic=self._topic, offset=self.position
             )

@@ -1,13 +1,13 @@
 """The producer on confluent-kafka.
 
 Leases an idempotent librdkafka producer, from `connect` or the first send on, and owns the reports on its own records.
-It never retries, never re-sends and never waits longer than it was told. Invariants:
+It never retries, never re-sends and never waits longer than the caller asked for. Invariants:
 
-- Every record that `send` accepted is reported exactly once, from inside `poll` or `close`, and a record whose fate is
-  not certain is reported UNKNOWN. A fatal error of the client is that: UNKNOWN for all that is in flight.
-- No Python runs inside the client's calls. Its callbacks are C functions that put the answer down: where a signal's
-  handler raises in a callback in Python, the client loses what was raised, Ctrl-C included.
-- A client with a record of unknown fate gets no other lease. It goes on for those that have it.
+- Every record that `send` accepted is reported exactly once, from inside `poll` or `close`, and as UNKNOWN unless its
+  outcome is certain. After a fatal error of the client, all records in flight are UNKNOWN.
+- No Python runs inside the client's calls. Its callbacks are C functions that store the answer, because the client
+  loses what a signal handler raises in a Python callback, Ctrl-C included.
+- A client with a record of unknown outcome gets no new lease. It continues for its present ones.
 """
 
 import math
@@ -27,15 +27,15 @@ from statelog.kafka.positions import HighWater
 from statelog.kafka.shared_producer import CLIENTS, SharedProducer
 
 _TIMEOUT_SCAN_S = 5.0
-"""The client looks for overdue records about once a second, so a report may be that late, and later if it is busy."""
+"""The client scans for overdue records about once a second, so a report may be that late, or later if it is busy."""
 _BULK_BYTES = 4 << 20
-"""With more in flight a producer goes on with a client of its own. Beside a bulk load a commit takes 10 to 33 ms on a
-shared client, and 1.5 to 3 ms on another one."""
+"""With more in flight a producer gets a client of its own. During a bulk load a commit takes 10 to 33 ms on the same
+client, and 1.5 to 3 ms on another one."""
 _CLOSED = Delivery(DeliveryStatus.UNKNOWN, -1, "the producer was closed before the broker answered")
 
 
 class _Sent(NamedTuple):
-    """A record on its way. The client puts its answer down in `answer`: the error, or None, and the message."""
+    """A record on its way. The client stores its answer in `answer`: the error, or None, and the message."""
 
     topic: str
     partition: int
@@ -45,12 +45,12 @@ class _Sent(NamedTuple):
 
 
 class _LeaseMark:
-    """What the guard holds, for a lease that is forgotten."""
+    """The handle that the guard holds, to warn of a lease that is dropped without a close."""
 
 
 class ConfluentProducer:
-    """One lease of an idempotent producer; implements `kafka.Producer`. Where it leaves a client that would do for
-    another producer, the client stays if the port `keeps` it.
+    """One lease of an idempotent producer; implements `kafka.Producer`. It leaves a client that is still good for
+    another producer to the port, if that `keeps` it.
     """
 
     def __init__(self, config: ClientConfig, seen: HighWater, keeps: Callable[[], bool]) -> None:
@@ -64,23 +64,23 @@ class ConfluentProducer:
         self._reported = 0
         self._in_flight_bytes = 0
         self.is_bulk = False
-        """Whether it has had so much in flight that others would wait for it."""
+        """Whether it has had so many bytes in flight that others would wait for it."""
         self.woken = SimpleQueue[None]()
         self.until_s = -math.inf
 
     def __del__(self) -> None:
-        """Leave no client to others with records that nobody answers for: it was dropped without a close."""
+        """Retire the client if this lease was dropped without a close, with records in flight."""
         if self._pending and self._client is not None:
             self._client.is_retired = True
 
     @property
     def in_flight(self) -> int:
-        """Records queued or sent, whose delivery was not reported yet."""
+        """How many queued or sent records have no report yet."""
         return len(self._pending)
 
     @property
     def is_answered(self) -> bool:
-        """Whether the client has put down an answer that was not reported yet."""
+        """Whether the client has stored an answer that was not reported yet."""
         return any(sent.answer for sent in list(self._pending.values()))
 
     @property
@@ -91,7 +91,7 @@ class ConfluentProducer:
 
     @property
     def delivery_timeout_s(self) -> float:
-        """After this many seconds every record has been reported."""
+        """After this many seconds every record has a report."""
         return int(producer_properties(self._config)["message.timeout.ms"]) / 1000 + _TIMEOUT_SCAN_S
 
     def connect(self) -> None:
@@ -99,20 +99,20 @@ class ConfluentProducer:
         self._made()
 
     def send(self, topic: str, partition: int, value: bytes, on_delivery: Callable[[Delivery], None]) -> bool:
-        """Queue a record; False if the queue is full. Raises ValueTooLarge, or our error for the client's refusal."""
+        """Queue a record. Return False if the queue is full. Raises ValueTooLarge, or our error for the client's."""
         client = self._connected()
         self._check_fatal(client, topic, partition)
         client.topics.add(topic)
         sent = _Sent(topic, partition, len(value), {}, on_delivery)
         token = self._sent
         self._sent += 1
-        # Registered first: an interrupt right after produce must not leave a record that nobody answers for.
+        # Registered first, so that an interrupt right after produce leaves no record without a report.
         self._pending[token] = sent
         try:
             native(client.native.produce, topic, value, partition=partition, on_delivery=sent.answer.__setitem__)
         except BufferError:
             del self._pending[token]
-            self.is_bulk |= not self._pending  # The records of others fill the queue: it needs one of its own.
+            self.is_bulk |= not self._pending  # Others' records fill the queue: it needs a client of its own.
             return False
         except confluent_kafka.KafkaException as refused:
             del self._pending[token]
@@ -122,7 +122,7 @@ class ConfluentProducer:
         return True
 
     def poll(self, timeout_s: float) -> int:
-        """Run the callbacks that are due, waiting up to `timeout_s` for the first. Returns how many ran."""
+        """Run the callbacks that are due, waiting up to `timeout_s` for the first. Return how many ran."""
         self._guard.check()
         client = self._client
         if client is None:
@@ -134,7 +134,7 @@ class ConfluentProducer:
         return self._reported - before
 
     def close(self) -> None:
-        """Report what is in flight as UNKNOWN and end the lease, without waiting. Idempotent; never fails."""
+        """Report all records in flight as UNKNOWN, and end the lease, without waiting. Idempotent; never fails."""
         if self._guard.is_closed:
             return
         client = None if self._guard.is_foreign else self._client
@@ -159,7 +159,7 @@ class ConfluentProducer:
         return self._client
 
     def _connected(self) -> SharedProducer:
-        """Return the client, once it has had its head start; another one for a bulk load that is beside others."""
+        """Return the client after its head start; for a bulk load with other leases, a client of its own."""
         client = self._made()
         if self.is_bulk and not self._pending and len(client.users) > 1:
             self._client = CLIENTS.lease(self._config, self, alone=True)
@@ -171,20 +171,20 @@ class ConfluentProducer:
         return client
 
     def _serve(self, client: SharedProducer, timeout_s: float) -> None:
-        """Let the client put answers down, and report them."""
-        if not self._report(client):  # An interrupt, or another's turn, may have left some.
+        """Let the client store answers, and report them."""
+        if not self._report(client):  # An interrupt, or another lease's turn, may have left some.
             client.serve(self, timeout_s)
             self._report(client)
 
     def _report(self, client: SharedProducer) -> bool:
-        """Report the answers that are there. One served event may hold many of them, so all that wait are looked at."""
+        """Report all stored answers: one event of the client may have many of them."""
         answered = [token for token, sent in self._pending.items() if sent.answer]
         for token in answered:
             sent = self._pending[token]
             delivery = self._delivery(client, sent)
             self._in_flight_bytes -= sent.size_bytes
             self._reported += 1
-            self._pending.pop(token).on_delivery(delivery)  # One line: between the two an interrupt would lose it.
+            self._pending.pop(token).on_delivery(delivery)  # One line: an interrupt between the two would lose it.
         return bool(answered)
 
     def _delivery(self, client: SharedProducer, sent: _Sent) -> Delivery:
@@ -195,7 +195,7 @@ class ConfluentProducer:
             found = classify_delivery(sent.topic, error.name(), text, message.offset())
             if not client.errors:
                 return found
-            # A time-out says nothing of its cause; the client's last error does.
+            # A time-out does not name its cause; the client's last error does.
             return found._replace(reason=f"{found.reason} (last client error: {client.last_error})")
         delivery = classify_delivery(sent.topic, None, "", message.offset(), message.latency() or 0.0)
         if delivery.status is DeliveryStatus.OK:
@@ -213,7 +213,7 @@ class ConfluentProducer:
 
     def _check_fatal(self, client: SharedProducer, topic: str, partition: int) -> None:
         if client.fatal:
-            hint = "Close this producer; a new one, after a new Open, settles what became of its records"
+            hint = "Close this producer; a new one, after a new Open, resolves the outcome of its records"
             what = f"the producer is over: {client.fatal}"
             raise BrokerUnavailable(what, hint=hint, topic=topic, partition=partition)
 

@@ -1,23 +1,25 @@
 """The reader on confluent-kafka.
 
 Owns one librdkafka consumer, which only ever assigns explicit offsets: no group, no commit, no reset. It never skips
-and never ends early: a partition is finished when a record at or past the end, or the end of the log itself, was seen.
-Invariants: offsets of a partition strictly increase, and after any exception out of the client, an interrupt too, the
-consumer is thrown away, because the client may have moved its position past records that it then dropped. A consumer
-belongs to one reader while it reads, or waits for the next one in `IdleConsumers`. One that a fork has copied is never
-handed out.
+and never ends early: a partition is finished at a record at or past the end of its range, or at the end of the log.
 
-The client fetches ahead, and unpacks all of what it fetched: an error behind a range is none of that range's. Where it
-fetches next after a batch whose checksum is wrong is what its memory held there (librdkafka 2.16), and is refused, also
-in a later read. Such a client is astray, and thrown away. An offset that is refused although it is there is asked for
+Invariants:
+- Offsets of a partition strictly increase.
+- After any exception out of the client, also an interrupt, the consumer is discarded: the client may have moved its
+  position past records that it then dropped.
+- A consumer belongs to one reader while it reads, or waits for the next one in `IdleConsumers`. A consumer that a fork
+  has copied is never handed out.
+
+The client fetches ahead, and unpacks all that it fetched: an error behind a range does not concern it. After a batch
+with a wrong checksum the client fetches at an arbitrary offset (librdkafka 2.16), and is refused, also in a later read.
+Such a client is astray, and discarded. An offset that is refused although it is there is read
 once more, by another client.
 
-It fetches ahead up to 2 MB of a partition. So single records of several that others are known to lie behind, as the
-anchors of a snapshot are once more was written, are read by a consumer that is sparing, unless another one waits.
+It fetches ahead up to 2 MB of a partition. So single records of several partitions with known records behind them, such
+as old anchors of a snapshot, are read by a sparing consumer, unless another one waits.
 
-Whether a range is there is asked first only where this process has not seen its end yet. Else the read itself tells:
-the broker refuses a start that is gone, and who meets the end of the log before that of the range, or hears nothing,
-asks then.
+The offsets of a range are checked first only if this process has not observed its end. Else the broker refuses a
+truncated start, and offsets are checked at an early end of the log, or after a silence.
 """
 
 import os
@@ -48,23 +50,23 @@ from statelog.kafka.port import Kafka, OffsetRange, Record
 from statelog.kafka.positions import HighWater
 
 _BATCH, _MOST = 16, 512
-"""Records taken at once, of small ones more and more: in a process with busy threads each call waits for its turn. The
-client waits for all of them if it may, so a batch is only taken from what is there."""
+"""How many records are taken at once, at first and, of small ones, at most: with busy threads each call waits for the
+interpreter. A batch is only taken from records at hand, because the client would wait for all of it."""
 _SMALL_BYTES = 1 << 16
 _POLL_S = 0.1
 _SILENCE_S = 1.0
-"""Nothing came for so long: time to ask what was not asked at the beginning, whether it is all there."""
+"""After so long without a record, offsets that were not checked at the beginning are checked."""
 _MOST_IDLE = 32
 _FRESH_S = 60.0
-"""So long a connection that nobody uses is trusted: less than any load balancer drops one after."""
+"""How long an idle connection is trusted: less than any load balancer's limit."""
 _BY_BROKER = confluent_kafka.TIMESTAMP_LOG_APPEND_TIME
 OF_THE_GROUP = frozenset({"GROUP_AUTHORIZATION_FAILED"})
-"""The client asks for the coordinator of a group that a reader never joins: no right on it is needed to read."""
+"""An error that readers ignore: the client asks for the coordinator of a group, which a reader never joins."""
 _PERHAPS_GONE = REFUSED_OFFSET | ABSENT
 
 
 class IdleConsumer(NamedTuple):
-    """A consumer that fetches nothing, what it has told of errors, and whether it is only for single records."""
+    """A consumer that fetches nothing, its errors, and whether it is only for single records."""
 
     client: confluent_kafka.Consumer
     errors: deque[confluent_kafka.KafkaError]
@@ -84,12 +86,12 @@ class _Waiting(NamedTuple):
 
 
 class IdleConsumers:
-    """Consumers between two reads, for readers that are many and seldom read. Thread-safe.
+    """Consumers between two reads, for many readers that seldom read. Thread-safe.
 
-    As many of a topic are kept as were reading at the same time: the writers of one log each follow its ledger. One is
-    not handed on to a reader of another topic, whose leaders librdkafka would look for a second later (seen with 2.16).
-    Of all those that read last are kept: each has connections and threads of its own. One that has waited for a minute
-    is closed: its connections may be gone without a word.
+    It retains as many for a topic as were reading at the same time. A reader of another topic does not get one, because
+    librdkafka would search that topic's leaders a second later (observed with 2.16). Of all consumers the last ones
+    used are retained: each has connections and threads of its own. A consumer that has waited for a minute is closed:
+    its connections may have been dropped silently.
     """
 
     def __init__(self, clock: Callable[[], float]) -> None:
@@ -99,8 +101,8 @@ class IdleConsumers:
         self._is_closed = False
 
     def take(self, topic: str, *, is_single: bool = False) -> IdleConsumer | None:
-        """The last that has read this topic, for the caller to give back or to close; None if there is none. One that
-        is sparing is for who wants single records.
+        """Return the last consumer that has read this topic, for the caller to give back or close; None if there is
+        none. A sparing one is only returned for single records.
         """
         for number, waiting in reversed(list(self._waiting.items())):
             if waiting.topic != topic or (waiting.idle.is_sparing and not is_single):
@@ -114,25 +116,25 @@ class IdleConsumers:
         return None
 
     def give(self, topic: str, idle: IdleConsumer) -> None:
-        """Keep it for the next, or close it."""
+        """Retain it for the next reader, or close it."""
         waiting = _Waiting(topic, idle, ProcessGuard("reader"), self._clock())
         waiting.guard.hold(idle.client)
         self._waiting[next(self._given)] = waiting
         for number in list(self._waiting)[:-_MOST_IDLE]:
             self._end(number)
-        if self._is_closed:  # By another thread, which may have looked before.
+        if self._is_closed:  # By another thread, perhaps before this one was added.
             self.close()
         _WATCH.add(self)
 
     def rest(self) -> bool:
-        """Close those that have waited for long; return whether others wait."""
+        """Close the consumers that have waited for long. Return whether others wait."""
         for number, waiting in list(self._waiting.items()):
             if self._clock() - waiting.since_s >= _FRESH_S:
                 self._end(number)
         return bool(self._waiting)
 
     def close(self) -> None:
-        """Release them. Idempotent."""
+        """Close all consumers, also those given back later. Idempotent."""
         self._is_closed = True
         for number in list(self._waiting):
             self._end(number)
@@ -144,7 +146,7 @@ class IdleConsumers:
 
 
 class _Watch:
-    """The thread that closes what waits for long in this process; it ends when nothing waits."""
+    """The thread that closes consumers that have waited for long in this process. It ends when none waits."""
 
     def __init__(self) -> None:
         self._watched: dict[int, weakref.ref[IdleConsumers]] = {}
@@ -170,7 +172,7 @@ class _Watch:
                 self.add(one)
 
     def forget(self) -> None:
-        """In a forked child: it has no such thread."""
+        """Reset it in a forked child, which has no such thread."""
         self._watched, self._is_on = {}, False
 
 
@@ -219,7 +221,7 @@ class ConfluentReader:
         self._guard.close()
 
     def _read(self, turn: int, left: dict[int, OffsetRange], stall_timeout_s: float) -> Iterator[Record]:
-        """`left` shrinks as records arrive: its starts are the next offsets expected."""
+        """Yield the records of `left`, which shrinks as they arrive: its starts are the next expected offsets."""
         if not left:
             return
         try:
@@ -243,9 +245,9 @@ class ConfluentReader:
                 self._check_stall(waited_s, stall_timeout_s, left)
                 for record in records:
                     yield record
-                    if turn != self._turn:  # A fork is noticed by the next fetch.
+                    if turn != self._turn:  # The next fetch detects a fork.
                         self._check_turn(turn)
-                self._tell_unreadable(left, stall_timeout_s)
+                self._raise_unreadable(left, stall_timeout_s)
                 if self._is_astray and left:
                     self._assign(left)
         except (GeneratorExit, Unreadable):
@@ -260,7 +262,7 @@ class ConfluentReader:
     def _check_turn(self, turn: int) -> None:
         self._guard.check()
         if turn != self._turn:
-            raise ClosedError("this read was ended by a later one", hint="One read of a reader at a time")
+            raise ClosedError("this read was ended by a later one", hint="Run one read of a reader at a time")
 
     def _check_available(self, left: Mapping[int, OffsetRange]) -> None:
         ends = {partition: wanted.end for partition, wanted in left.items()}
@@ -269,8 +271,8 @@ class ConfluentReader:
             check_range(self._topic, partition, wanted, available[partition])
 
     def _is_amid(self, left: Mapping[int, OffsetRange]) -> bool:
-        """Whether only single records of several partitions are wanted, and more is known to lie behind some: of one,
-        another consumer would cost as much as what is fetched in vain.
+        """Return whether only single records of several partitions are wanted, with known records behind some. For one
+        partition, another consumer would cost as much as the records that are fetched in vain.
         """
         is_single = len(left) > 1 and all(wanted.end - wanted.start == 1 for wanted in left.values())
         return is_single and any(wanted.end < self._seen.end(self._topic, p) for p, wanted in left.items())
@@ -283,7 +285,7 @@ class ConfluentReader:
         native(client.assign, [TopicPartition(self._topic, p, wanted.start) for p, wanted in left.items()])
 
     def _fetch(self) -> list[confluent_kafka.Message]:
-        """All that is there, up to a batch; or the next message as soon as it comes."""
+        """Return the messages at hand, up to a batch; else wait for the next one."""
         client = self._client()
         messages = native(client.consume, self._batch, 0.0)
         if messages:
@@ -296,7 +298,7 @@ class ConfluentReader:
     def _take(
         self, messages: Sequence[confluent_kafka.Message], left: dict[int, OffsetRange]
     ) -> tuple[list[Record], bool]:
-        """The wanted records of some messages, and whether anything moved. Finished partitions leave `left`."""
+        """Return the wanted records of some messages, and whether a partition moved. Finished ones leave `left`."""
         records: list[Record] = []
         open_before, moved = set(left), False
         for message in messages:
@@ -306,7 +308,7 @@ class ConfluentReader:
                 self._is_astray = True
                 if wanted is not None and base < wanted.end:
                     self._stuck = (message.partition(), base, f"{error.name()}: {self._config.redact(error.str())}")
-                    break  # What else was taken is read again, behind the batch.
+                    break  # The other messages are read again, behind the batch.
                 left.pop(message.partition(), None)
             elif error is not None and error.name() != "_PARTITION_EOF":
                 self._note(error, message, left)
@@ -323,7 +325,7 @@ class ConfluentReader:
     def _advance(
         self, message: confluent_kafka.Message, wanted: OffsetRange, left: dict[int, OffsetRange], records: list[Record]
     ) -> bool:
-        """Move one partition to the place of a record, or of the log's end. False if that is where it was."""
+        """Move one partition behind a record, or to the log's end. Return False if it was there already."""
         partition, offset = message.partition(), message.offset()
         assert offset is not None, "records and end-of-partition events carry their offset"
         is_end = message.error() is not None
@@ -338,14 +340,14 @@ class ConfluentReader:
         if next_offset >= wanted.end:
             del left[partition]
             return True
-        # Unchecked, for it is made for every record: neither is below the start, which was checked.
+        # Made unchecked, for every record: neither offset is below the start, which was checked.
         left[partition] = OffsetRange._make((max(next_offset, wanted.start), wanted.end))
         if is_end:
             self._check_available({partition: left[partition]})
         return not is_end
 
-    def _tell_unreadable(self, left: Mapping[int, OffsetRange], stall_timeout_s: float) -> None:
-        """Raise Unreadable if a batch was met. Where it ends the client does not tell: trying does."""
+    def _raise_unreadable(self, left: Mapping[int, OffsetRange], stall_timeout_s: float) -> None:
+        """Raise Unreadable after a batch that cannot be unpacked. The client does not report its end: search it."""
         if self._stuck is None:
             return
         partition, base, reason = self._stuck
@@ -360,7 +362,7 @@ class ConfluentReader:
         raise unreadable(self._topic, partition, OffsetRange(max(base, start), behind), reason)
 
     def _is_behind(self, partition: int, offset: int, base: int, stall_timeout_s: float) -> bool:
-        """Whether what comes from this offset on is not of the batch that begins at `base`."""
+        """Return whether this offset lies behind the batch that begins at `base`."""
         here = {partition: OffsetRange(offset, offset + 1)}
         self._was_refused = False
         self._assign(here)
@@ -381,7 +383,7 @@ class ConfluentReader:
     def _note(
         self, error: confluent_kafka.KafkaError, message: confluent_kafka.Message, left: Mapping[int, OffsetRange]
     ) -> None:
-        """Raise for an error that ends the read; remember one that may pass, for the message of a stall."""
+        """Raise for an error that ends the read. Note a transient one, for the message of a stall."""
         name, text = error.name(), self._config.redact(error.str())
         if name in REFUSED_OFFSET and message.partition() not in left:
             return
@@ -395,24 +397,24 @@ class ConfluentReader:
         if name in REFUSED_OFFSET and not self._was_refused:
             self._is_astray = self._was_refused = True
         elif name in REFUSED_OFFSET or error.fatal():
-            hint = "Read again: the offset is there now, a leader may have moved while it was read"
+            hint = "Read again: the offset is there now, a leader may have moved meanwhile"
             raise BrokerUnavailable(f"the read was refused: {text}", hint=hint, **where)
 
     def _check_stall(self, waited_s: float, stall_timeout_s: float, left: Mapping[int, OffsetRange]) -> None:
-        """Once nothing came for too long: raise the typed reason if the log shrank meanwhile, or BrokerUnavailable."""
+        """Raise after too long without a record: the loss if the log shrank meanwhile, else BrokerUnavailable."""
         if not left or waited_s < stall_timeout_s:
             return
         self._check_available(left)
         partition, wanted = next(iter(left.items()))
-        told = last_error(self._errors, self._config) or self._last_error
+        reason = last_error(self._errors, self._config) or self._last_error
         raise BrokerUnavailable(
-            "; ".join(filter(None, (f"no record came within {stall_timeout_s:g} s", told))),
+            "; ".join(filter(None, (f"no record came within {stall_timeout_s:g} s", reason))),
             bootstrap_servers=self._config.bootstrap_servers, topic=self._topic, partition=partition,
             next_offset=wanted.start, end_offset=wanted.end,
         )  # fmt: skip
 
     def _unassign(self, done: set[int], *, others: bool) -> None:
-        """Stop fetching what nobody wants any more. Not by pausing: a pause outlives the assignment it was made in."""
+        """Stop fetching finished partitions. Not by a pause, which would outlive this assignment."""
         if done and others:
             native(self._client().incremental_unassign, [TopicPartition(self._topic, p) for p in done])
 
@@ -430,7 +432,7 @@ class ConfluentReader:
         return self._native
 
     def _release(self, turn: int) -> None:
-        """End of a read that came out well or was abandoned: keep the connection, drop what was fetched ahead."""
+        """End a read that succeeded or was abandoned: retain the connection, drop the records fetched ahead."""
         if self._is_astray and turn == self._turn:
             self._discard()
         if turn == self._turn and self._native is not None and not self._guard.is_foreign:
@@ -448,6 +450,6 @@ class ConfluentReader:
 
 
 def stamp_ms(message: confluent_kafka.Message) -> int:
-    """Return the broker's time; -1 where the topic bears the times of who sends: any clock may stand behind those."""
+    """Return the broker's time; -1 if the topic has the senders' times, which may come from any clock."""
     kind, stamp_ms = message.timestamp()
     return stamp_ms if kind == _BY_BROKER else -1

@@ -1,13 +1,13 @@
 """`SharedProducer`: one idempotent librdkafka producer for all producers of a process that have the same settings.
 
-A client has threads and connections of its own, so it is leased. One thread at a time waits for the client's answers,
-and holds no lock meanwhile; the others wait until it has put down an answer of theirs, or leaves and hands over.
+A client has threads and connections of its own, so producers lease it. One thread at a time waits for the client's
+answers, without a lock. The others wait until it has stored an answer of theirs, or hands over.
 
 Invariants:
-- A client with a record of unknown outcome, an error or a bulk load gets no other lease. So a new producer never has
-  the producer id of one whose records may still come.
-- It goes with its last lease, if it gets no other, and else after a minute, or with the port.
-- No Python runs inside of its calls. An interrupt at any line leaves nobody waiting for longer than it asked for.
+- A client with a record of unknown outcome, an error or a bulk load gets no new lease. So a new producer never has the
+  producer id of one whose records may still arrive.
+- A client that gets no new lease is closed with its last one; any other after a minute, or with the port.
+- No Python runs inside its calls. An interrupt at any line makes no thread wait longer than it asked for.
 """
 
 import os
@@ -26,12 +26,12 @@ from statelog.kafka.config import ClientConfig, producer_properties
 from statelog.kafka.native import ProcessGuard, kafka_error, last_error, make_client, native
 
 CONNECT_S = 0.05
-"""A new client gets this head start to connect. A record queued earlier makes it look for a leader while it asks for
-its producer id; it then finds no connected broker and sleeps 0.5 s (measured: 505 ms, with this 55 ms)."""
+"""The head start of a new client to connect. A record queued earlier makes it search a leader while it asks for its
+producer id; it then finds no connected broker and sleeps 0.5 s (measured: 505 ms, with this 55 ms)."""
 _FRESH_S = 60.0
-"""So long connections that nobody uses are trusted: less than any load balancer drops one after."""
+"""How long idle connections are trusted: less than any load balancer's limit."""
 _STUCK_S = 1.0
-"""A turn that is so far over was broken off by an interrupt, and ends nothing."""
+"""A turn that should have ended so long ago was interrupted; another thread takes over."""
 _SERVER = "server"
 
 
@@ -39,13 +39,13 @@ class ProducerLease(Protocol):
     """A producer that uses a client, in one thread at a time."""
 
     woken: SimpleQueue[None]
-    """What wakes the thread that waits."""
+    """Wakes the thread that waits."""
     until_s: float
     """When its turn ends."""
 
     @property
     def is_answered(self) -> bool:
-        """Whether an answer to one of its records was put down."""
+        """Whether an answer to one of its records is stored."""
         ...
 
     @property
@@ -61,9 +61,9 @@ class SharedProducer:
         self.config = config
         self.errors: deque[confluent_kafka.KafkaError] = deque(maxlen=4)
         self.fatal = ""
-        """Why it is over."""
+        """The fatal error that ended it, if any."""
         self.is_retired = False
-        """Whether it gets no other lease."""
+        """Whether it gets no new lease."""
         self.topics = set[str]()
         self.leases: dict[int, weakref.ref[ProducerLease]] = {}
         self._server: dict[str, ProducerLease] = {}
@@ -83,17 +83,17 @@ class SharedProducer:
 
     @property
     def is_fresh(self) -> bool:
-        """Whether it is as good for a lease as a new one, which has a producer id of its own."""
+        """Whether it is as good for a lease as a new one with its own producer id."""
         is_sound = not (self.is_retired or self.errors or self.fatal)
         return is_sound and time.monotonic() - self.used_s < _FRESH_S and not any(one.is_bulk for one in self.users)
 
     @property
     def last_error(self) -> str:
-        """What the client said of itself last."""
+        """The client's last own error."""
         return last_error(self.errors, self.config)
 
     def serve(self, lease: ProducerLease, timeout_s: float) -> None:
-        """Have answers put down until one is the lease's, at most so long."""
+        """Wait at most so long until an answer to the lease is stored."""
         lease.until_s = time.monotonic() + timeout_s
         try:
             try:
@@ -109,7 +109,7 @@ class SharedProducer:
                 self._poll(left_s)
             else:
                 self._waiting[id(lease)] = lease
-                # Looked at once more: who put an answer down before did not see that it waits.
+                # Checked again: a thread that stored an answer before did not know that this one waits.
                 if not lease.is_answered and self._server:
                     with suppress(Empty):
                         lease.woken.get(timeout=left_s) if left_s > 0 else lease.woken.get_nowait()
@@ -136,7 +136,7 @@ class SharedProducer:
                 other.woken.put(None)
 
     def _leave_turn(self, lease: ProducerLease) -> None:
-        """End the turn, and let one that waits go on."""
+        """End the turn, and wake one thread that waits."""
         self._waiting.pop(id(lease), None)
         if self._server.get(_SERVER) is lease:
             self._server.pop(_SERVER, None)
@@ -146,11 +146,11 @@ class SharedProducer:
                 return
 
     def end(self, reason: str) -> None:
-        """Note that the client told of a fatal error."""
+        """Note that the client reported a fatal error."""
         self.is_retired, self.fatal = True, reason
 
     def destroy(self) -> None:
-        """Release the client. Purge first: closing flushes, and a flush waits for records that nobody waits for."""
+        """Release the client. Purge first, because closing would wait for records that no caller waits for."""
         self._guard.close()
         client = self.native
         for step in (
@@ -158,20 +158,20 @@ class SharedProducer:
             lambda: client.poll(0),
             client.close,
         ):
-            # A producer that ended by a fatal error says so once more, whatever is asked of it.
+            # A producer with a fatal error raises it in every call.
             with suppress(confluent_kafka.KafkaException):
                 native(step)
 
 
 class _Clients:
-    """The shared clients of this process. A handler of a signal may come in the middle: the lock is one thread's."""
+    """The shared clients of this process. The lock is reentrant, because a signal handler may interrupt any line."""
 
     def __init__(self) -> None:
         self.lock = RLock()
         self.made: list[SharedProducer] = []
 
     def lease(self, config: ClientConfig, lease: ProducerLease, *, alone: bool = False) -> SharedProducer:
-        """Give a client that is fresh, or a new one; one for it `alone` gets no other lease."""
+        """Return a fresh client, or make one. `alone`: make one that gets no other lease."""
         with self.lock:
             found = [one for one in self.made if one.config == config and one.is_fresh and not alone]
             client = found[0] if found else SharedProducer(config)
@@ -183,13 +183,13 @@ class _Clients:
         return client
 
     def leave(self, client: SharedProducer, lease: ProducerLease, *, keeps: bool) -> None:
-        """End a lease, and the client if it is of no more use."""
+        """End a lease, and its client if that has no more use."""
         client.leases.pop(id(lease), None)
         if not (client.users or (keeps and client.is_fresh)):
             self._destroy([client])
 
     def close(self, config: ClientConfig) -> None:
-        """Release the clients of these settings that nobody uses."""
+        """Release the clients of these settings without a lease."""
         self._destroy([one for one in self.made if one.config == config and not one.users])
 
     def _destroy(self, idle: Sequence[SharedProducer]) -> None:
@@ -202,13 +202,13 @@ class _Clients:
                 client.destroy()
 
     def retire(self, config: ClientConfig, topic: str) -> None:
-        """The topic was made or deleted: a client that has sent to another of its name gets no other lease."""
+        """Give no new lease to clients that have sent to this topic, which was made or deleted."""
         for client in list(self.made):
             if client.config == config and topic in client.topics:
                 client.is_retired = True
 
     def forget(self) -> None:
-        """In a forked child: these are the parent's, and so is the lock."""
+        """Start again in a forked child: these clients are the parent's, and so is the lock."""
         self.lock, self.made = RLock(), []
 
 
