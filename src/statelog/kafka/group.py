@@ -1,17 +1,17 @@
-"""Consumer groups: the port of a member that reads the partitions which the group gives it, from places of its own, and
-the settings of one. `member` has the one on confluent-kafka.
+"""Consumer groups: the port of a member that reads its assigned partitions from offsets of its own, and its settings.
+`member` implements it on confluent-kafka.
 
-The group only says who reads what. `read_from` says where a partition is read from, and no offset of the group is ever
-read back. What every implementation promises:
+The group only assigns partitions. `read_from` names the offset of each, and the group's offsets are never read. Every
+implementation promises:
 
 - The listener is called from inside `poll` and `close`, in their thread, and nowhere else.
-- A listener learns where a partition ends once it is read to its end: after its last record there may be transaction
-  markers and aborted records, which are never given.
-- A partition that was assigned is not read before `read_from` names its place. After `revoked`, `lost` or `stop` no
-  record of it is given, until `read_from` names it again.
-- The group can reassign a partition once `revoked` has returned, and not before. Before `lost` is called, the partition
-  may long have been another member's.
-- What the listener raises comes out of the call that it was called from, and the group has gone on as if it had not.
+- A listener learns a partition's end once it is read to its end: behind the last record there may be transaction
+  markers and aborted records, which are never returned.
+- An assigned partition is not read before `read_from` names its offset. After `revoked`, `lost` or `stop` none of its
+  records is returned until `read_from` names it again.
+- The group can reassign a partition only once `revoked` has returned. When `lost` is called, another member may have
+  had it for long.
+- An error of the listener is raised by the call in which it was called; the group goes on as if there were none.
 """
 
 from collections.abc import Mapping, Sequence
@@ -28,67 +28,67 @@ from statelog.secrets import merge_secrets
 
 
 class GroupListener(Protocol):
-    """Who is told what the group decides, as numbers of partitions of the one topic."""
+    """Receives the decisions of the group, as partition numbers of the one topic."""
 
     def assigned(self, partitions: Sequence[int]) -> None:
-        """These are this member's from now on."""
+        """Take over these partitions."""
 
     def revoked(self, partitions: Sequence[int]) -> None:
-        """These are to be given up: they are another member's once this returns."""
+        """Release these partitions: another member may get them once this returns."""
 
     def lost(self, partitions: Sequence[int]) -> None:
-        """These are gone: another member may have had them for long."""
+        """Drop these partitions: another member may have had them for long."""
 
     def ended(self, partition: int, end_offset: int) -> None:
-        """Every record of a partition below this offset was given: from inside of `poll`, in the order of records."""
+        """Note that every record of a partition below this offset was returned: inside `poll`, in record order."""
 
     def refused(self, partition: int, reason: str) -> None:
-        """The broker does not have the place that a partition is read from."""
+        """Note that the broker does not have the next offset of a partition."""
 
 
 Taken = tuple[Message, int, int]
-"""A record that the member was given, with its partition and its offset."""
+"""A record with its partition and its offset."""
 
 
 class GroupMember(Protocol):
     """A member of a consumer group on one topic. Owned by one thread; never shared across a fork."""
 
     def poll(self, timeout_s: float) -> Taken | None:
-        """The next record, or None if none came in that time. The listener hears meanwhile what the group decides.
+        """Return the next record, or None if none came in that time. Call the listener for the group's decisions.
 
-        Raises what the listener raised; ConfigError, NotFound, Unreadable, Fenced or BrokerUnavailable for what ends
+        Raises the listener's error. Raises ConfigError, NotFound, Unreadable, Fenced or BrokerUnavailable, which end
         the member.
         """
         ...
 
     def at_hand(self) -> Taken | None:
-        """The next record of those that are here already: asks nobody, and hears nothing of the group. None if there is
-        none; then `poll`, and now and then in between, for only `poll` keeps the member in its group.
+        """Return the next record that was already fetched, or None. Calls neither broker nor listener. Call `poll` when
+        it returns None, and now and then: only `poll` keeps the member in its group.
         """
         ...
 
     def read_from(self, offsets: Mapping[int, int]) -> None:
-        """Read these partitions, too, each from its offset on. One that the group has taken back is left out."""
+        """Read these partitions, too, each from its offset on. Leave out those that the group has revoked."""
 
     def stop(self, partitions: Sequence[int]) -> None:
-        """Read these partitions no more, though the group has given them to this member."""
+        """Stop reading these partitions, which stay assigned."""
 
     def is_current(self, partition: int, offset: int) -> bool:
-        """Ask the group whether this member is one of its present generation. False if it is not, or nobody says.
+        """Ask the group whether this member is one of its present generation. Return False also without an answer.
 
-        The question is a commit of that offset, which lag tools see, and which is never read back.
+        The request is a commit of that offset, which lag tools see, and which is never read.
         """
         ...
 
     def publish(self, offsets: Mapping[int, int]) -> None:
-        """Commit these offsets to the group, for tools that look at its lag. Waits for nothing, fails for nothing."""
+        """Commit these offsets to the group, for lag tools. Waits for nothing, and never fails."""
 
     def known_end(self, partition: int) -> int | None:
-        """The end of a partition that is read, as the last answer to a fetch said. Asks nobody; None before that."""
+        """Return the end of a partition by the last fetch, without a request; None before the first."""
         ...
 
     def close(self) -> None:
-        """Leave the group, and release the client. What is still assigned is revoked first. Idempotent."""
+        """Leave the group, and release the client. Assigned partitions are first revoked. Idempotent."""
 
 
 # ---- settings
@@ -96,10 +96,10 @@ class GroupMember(Protocol):
 
 @runtime_checkable
 class GroupKafka(Kafka, Protocol):
-    """A cluster whose port makes the members of groups, too, as a twin does: it has no settings for a client."""
+    """A cluster whose port also makes members of groups, as a twin does, which has no client settings."""
 
     def join_group(self, group: str, topic: str, listener: GroupListener) -> GroupMember:
-        """A new member of a group."""
+        """Make a member of a group."""
         ...
 
 
@@ -107,17 +107,17 @@ _GROUP = (
     "group.id", "group.instance.id", "group.protocol", "group.remote.assignor", "partition.assignment.strategy",
     "isolation.level",
 )  # fmt: skip
-"""What a member says of its group, and of what it reads: the user's."""
+"""The user's settings of the group, and of what a member reads."""
 _OFF = {
     "enable.auto.commit": "input offsets are committed with the state, and never in the group",
     "auto.commit.enable": "input offsets are committed with the state, and never in the group",
     "enable.auto.offset.store": "input offsets are committed with the state, and never in the group",
     "enable.partition.eof": "the loop gets messages, and no ends",
 }
-"""What may be said to be off: of the loop's messages it is."""
+"""Settings that the user may only turn off."""
 _REFUSED = {
     "auto.commit.interval.ms": "nothing is committed in the group",
-    "auto.offset.reset": "a place that is gone is an error; start=... says where a table without progress begins",
+    "auto.offset.reset": "a missing offset is an error; start=... says where a table without progress begins",
     "offset.store.method": "nothing is stored in the group",
 }
 STRATEGY = "partition.assignment.strategy"
@@ -125,7 +125,7 @@ STRATEGY = "partition.assignment.strategy"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupSettings:
-    """Checked settings of a member: `config` is the connection, `properties` is all that the client is given."""
+    """Checked settings of a member: `config` is the connection, `properties` are all settings of the client."""
 
     config: ClientConfig
     properties: Mapping[str, str]
@@ -137,13 +137,13 @@ class GroupSettings:
 
     @property
     def is_cooperative(self) -> bool:
-        """Whether the group takes single partitions from a member, and not all of them at every change."""
+        """Whether the group revokes single partitions, and not all of them at every change."""
         strategy = self.properties.get(STRATEGY, "")
         return self.properties.get("group.protocol", "classic").lower() == "consumer" or "cooperative" in strategy
 
     @property
     def is_static(self) -> bool:
-        """Whether the member has a name, under which its next life finds its partitions."""
+        """Whether the member has a name, under which its next process finds its partitions."""
         return bool(self.properties.get("group.instance.id"))
 
 
@@ -154,8 +154,7 @@ def group_settings(
     default_group: str,
     token: TokenFunction | str | None = None,
 ) -> GroupSettings:
-    """The settings of a member, from the user's. Where these name no broker, the `connection` and its `token` are the
-    log's.
+    """Make the settings of a member from the user's. If these name no broker, use the log's `connection` and `token`.
 
     Raises ConfigError that names the setting and the reason.
     """

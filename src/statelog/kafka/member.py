@@ -1,27 +1,27 @@
 """The member of a consumer group on confluent-kafka.
 
-librdkafka wants an answer to each decision of the group before it goes on with the protocol; the answers here are
+librdkafka needs an answer to each decision of the group before it continues the protocol. The answers here are
 
-    assigned   "thank you", with no partition: nothing is fetched, and nothing asks for offsets of the group
-    revoked    the listener, then the partitions that are read are given back
-    lost       the listener, then the partitions that are read are forgotten
+    assigned   an assignment of no partition: nothing is fetched, and the group's offsets are not asked for
+    revoked    the listener; then the partitions that are read are returned
+    lost       the listener; then the partitions that are read are dropped
 
-and `read_from` adds partitions later, with their places. So no record ever comes from a place that nobody named, and
-there is no seek, which librdkafka refuses while a partition is being started.
+and `read_from` adds partitions later, with their offsets. So records only come from named offsets, and there is no
+seek, which librdkafka refuses while it starts a partition.
 
 Invariants:
-- The client is closed once it has nothing to tell. Where it tells of two decisions inside of its `close`, the first
-  answer may end its part in the group, and the second waits for good, with the interpreter's lock in its hand: no
-  thread goes on, and no signal is heard (seen with librdkafka 2.16; its issue 4884).
-- A static member gets the share of its last process back without a decision of the group. If that process died once it
-  had given partitions up, and before it said so, nobody has those, and no other member ever says so: KIP-345 beside
-  KIP-429, as in KAFKA-9821. So a process looks at the group with its first share, and has it decide again.
-- Records are taken from the client many at once, and given one by one. Those that wait are dropped if their partition
-  is taken back, stopped, or fetched anew: what is given follows what was given before, or the named place.
-- What cannot be unpacked ends the member: where the client reads on behind a wrong checksum is nobody's decision
-  (see `reader`), so it might pass over records, or say that the end was reached.
-- Callbacks of the group are Python, as no other callback here: the group waits for the listener. What is raised there,
-  by a signal's handler too, is noted, the client gets its answer all the same, and it comes out of the call.
+- The client is closed once it has no more decisions to report. If it reports two inside its `close`, the first answer
+  may end its membership, and the second waits forever, with the interpreter's lock: no thread runs, and no signal is
+  handled (observed with librdkafka 2.16; its issue 4884).
+- A static member gets back the share of its last process without a decision of the group. If that process died after
+  it had released partitions, and before it reported that, no member has them (KIP-345 with KIP-429, as in KAFKA-9821).
+  So a process checks the group with its first share, and makes it decide again.
+- Records are taken from the client in batches, and returned one by one. Waiting ones are dropped if their partition is
+  revoked, stopped, or fetched again: each record follows the one returned before, or the named offset.
+- A record that cannot be unpacked ends the member. It is undefined where the client continues behind a wrong checksum
+  (see `reader`), so it might skip records, or report the end.
+- Callbacks of the group are Python, unlike all others: the group waits for the listener. An error in them, also a
+  signal handler's, is noted, the client gets its answer, and the call raises it.
 """
 
 import time
@@ -44,17 +44,16 @@ from statelog.kafka.port import OffsetRange
 
 _END = "_PARTITION_EOF"
 _BATCH = 1000
-"""So many records are taken at once, of those that are there."""
+"""The most records that are taken from the client at once."""
 _FATAL, _INSTANCE = frozenset({"_FATAL", "FENCED_INSTANCE_ID"}), "group.instance.id"
-"""What no client goes on from, though librdkafka does not call the first of them fatal; and what its text names if it
-is that another member has the name.
-"""
+"""Errors that end a client, though librdkafka does not call the first one fatal; and the setting in its text if another
+member has the name."""
 _GO_ON = (
-    "Another replica may have them whole: make it the leader, or restore the broker's disk. To go on without them, "
+    "Make another replica the leader, which may have them whole, or restore the broker's disk. To go on without them, "
     "delete the topic's records up to behind them, and accept that loss of the input"
 )
 _HEAR_S, _HEAR_POLL_S = 5.0, 0.02
-"""How long a member that ends hears the group out, and how long it is silent then."""
+"""How long a member that ends waits for decisions of the group, and how long for each."""
 _Parts = list[TopicPartition]
 
 
@@ -87,9 +86,7 @@ class ConfluentMember:
         native(self._native.subscribe, [self._topic], **told)
 
     def poll(self, timeout_s: float) -> Taken | None:
-        """The next record, or None. Raises what the listener raised; ConfigError, NotFound, Unreadable, Fenced or
-        BrokerUnavailable for what ends the member.
-        """
+        """Return the next record, or None. Raises the errors of `GroupMember.poll`."""
         if self._guard.is_closed:
             self._guard.check()
         room = max(_BATCH - len(self._batch), 1)
@@ -103,14 +100,14 @@ class ConfluentMember:
         return self.at_hand()
 
     def at_hand(self) -> Taken | None:
-        """The next record of those that were taken."""
+        """Return the next record that was already taken, or None."""
         places = self._places
         while self._batch:
             message = self._batch.popleft()
             error, partition, offset = message.error(), message.partition(), message.offset()
             if error is not None:
                 self._hear(error, message)
-            elif partition in places and offset is not None:  # Else it was taken back meanwhile.
+            elif partition in places and offset is not None:  # Else it was revoked meanwhile.
                 places[partition] = offset + 1
                 return message, partition, offset
         return None
@@ -126,13 +123,13 @@ class ConfluentMember:
             for partition in new:
                 self._places.pop(partition, None)
             _, text = kafka_error(refused, self._settings.config)
-            hint = "Try again: the group may just be deciding anew"
+            hint = "Try again: the group may be rebalancing"
             raise BrokerUnavailable(
                 f"the client does not take partitions: {text}", hint=hint, topic=self._topic
             ) from None
 
     def stop(self, partitions: Sequence[int]) -> None:
-        """Read these partitions no more."""
+        """Stop reading these partitions."""
         self._guard.check()
         gone = {one: offset for one in partitions if (offset := self._places.pop(one, None)) is not None}
         if gone:
@@ -140,7 +137,7 @@ class ConfluentMember:
                 self._fetch(self._native.incremental_unassign, gone)
 
     def is_current(self, partition: int, offset: int) -> bool:
-        """Ask the group, with a commit that only a member of its present generation may make."""
+        """Ask the group by a commit, which it only accepts from members of its present generation."""
         self._guard.check()
         asked = [TopicPartition(self._topic, partition, offset)]
         try:
@@ -150,29 +147,29 @@ class ConfluentMember:
         return not any(answer.error for answer in answers or ())
 
     def publish(self, offsets: Mapping[int, int]) -> None:
-        """Commit these offsets to the group. What becomes of it nobody hears."""
+        """Commit these offsets to the group, and ignore the outcome."""
         self._guard.check()
         parts = [TopicPartition(self._topic, partition, offset) for partition, offset in offsets.items()]
         with suppress(confluent_kafka.KafkaException):
             native(self._native.commit, offsets=parts, asynchronous=True)
 
     def known_end(self, partition: int) -> int | None:
-        """The end of a partition, as the client knows it."""
+        """Return the end of a partition, as the client knows it."""
         self._guard.check()
         part = TopicPartition(self._topic, partition)
         _, end = native(self._native.get_watermark_offsets, part, cached=True) or (-1, -1)
         return end if end >= 0 else None
 
     def close(self) -> None:
-        """Leave the group, and release the client. A member with a name of its own is missed by the group only when its
-        session is over: until then it may come back, and find its partitions.
+        """Leave the group, and release the client. A static member only leaves when its session times out: until then
+        it may come back, and find its partitions.
         """
         if self._guard.is_closed or self._guard.is_foreign:
             return
         with ExitStack() as ending:
             ending.callback(self._guard.close)
             ending.callback(self._quietly, lambda: native(self._native.close))
-            self._quietly(self._hear_out)
+            self._quietly(self._answer_pending)
         self._reraise()
 
     @staticmethod
@@ -180,8 +177,8 @@ class ConfluentMember:
         with suppress(confluent_kafka.KafkaException):
             work()
 
-    def _hear_out(self) -> None:
-        """Answer what the group has decided by now; and leave it, unless the member is to be missed later."""
+    def _answer_pending(self) -> None:
+        """Answer the pending decisions of the group. Leave it, unless the member is static."""
         self.stop(list(self._places))
         if not self._settings.is_static:
             native(self._native.unsubscribe)
@@ -216,7 +213,7 @@ class ConfluentMember:
         self._heard += 1
         try:
             listener(sorted(part.partition for part in parts))
-        except BaseException as error:  # noqa: BLE001 - whatever it is comes out of the call, and the group gets its answer
+        except BaseException as error:  # noqa: BLE001 - the call raises it, and the group gets its answer
             self._raised = self._raised or error
 
     def _give_back(self, consumer: confluent_kafka.Consumer, parts: _Parts) -> None:
@@ -236,16 +233,16 @@ class ConfluentMember:
     # ---- inside
 
     def _complete(self, partitions: Sequence[int]) -> None:
-        """Have the group decide again if nobody has some partition."""
+        """Make the group decide again if no member has some partition."""
         if not self._is_shared_out():
-            self._note(f"nobody has some partitions, beside {list(partitions)} of this worker: the group decides again")
-            self._subscribe()  # The client, which waits for its answer, postpones it, and joins again to apply it.
+            self._note(f"no member has some partitions, besides {list(partitions)} of ours: the group decides again")
+            self._subscribe()  # The client postpones it until it has its answer, and joins again.
 
     def _is_shared_out(self) -> bool:
-        """Return whether the group has given every partition to some member. False if nobody says."""
+        """Return whether every partition has a member; False without an answer."""
         config, group = self._settings.config, self._settings.group
         try:
-            client = make_client(AdminClient, "a look at a group", admin_properties(config), config, self._errors)
+            client = make_client(AdminClient, "a check of a group", admin_properties(config), config, self._errors)
             found = client.describe_consumer_groups([group], request_timeout=_HEAR_S)[group].result()
             there = client.list_topics(self._topic, timeout=_HEAR_S).topics[self._topic].partitions
         except (confluent_kafka.KafkaException, StatelogError):
@@ -254,16 +251,16 @@ class ConfluentMember:
         return there.keys() <= {part.partition for part in shares if part.topic == self._topic}
 
     def _fetch(self, change: Callable[[_Parts], None], changed: Mapping[int, int]) -> None:
-        """Change what is fetched: by these partitions, or, where a group knows only the whole, to all that are read."""
+        """Change the fetched partitions by these, or, in a group that is not cooperative, to all that are read."""
         wanted = changed if self._settings.is_cooperative else self._places
         parts = [TopicPartition(self._topic, partition, offset) for partition, offset in wanted.items()]
         native(change if self._settings.is_cooperative else self._native.assign, parts)
-        self._batch = deque(one for one in self._batch if one.partition() not in wanted)  # They come anew.
+        self._batch = deque(one for one in self._batch if one.partition() not in wanted)  # They come again.
 
     def _hear(self, error: confluent_kafka.KafkaError, message: Message) -> None:
-        """What the client says instead of a record: raise what no waiting mends, and note the rest."""
+        """Handle the client's error in place of a record: raise a permanent one, and note any other."""
         name, partition, offset = error.name(), message.partition(), message.offset()
-        if name == _END:  # Which comes behind every few records of a partition.
+        if name == _END:  # Common: it comes behind every few records of a partition.
             if partition in self._places and offset is not None:
                 self._places[partition] = offset
                 self._listener.ended(partition, offset)
@@ -292,5 +289,5 @@ class ConfluentMember:
             needs = f"READ on topic {self._topic}, and on group {self._settings.group}"
             raise client_error(name, text, "reading the input", servers, needs=needs, **facts)
         if name in ABSENT:
-            raise NotFound(f"the input topic is gone: {text}", hint="Was it deleted?", **facts)
-        raise BrokerUnavailable(f"the client is beyond help: {text}", hint="Start the process again", **facts)
+            raise NotFound(f"the input topic is missing: {text}", hint="Check whether it was deleted", **facts)
+        raise BrokerUnavailable(f"the client cannot go on: {text}", hint="Start the process again", **facts)
