@@ -200,7 +200,7 @@ def test_a_worker_says_what_to_pass(broker: Broker, log_name: str, tmp_path: Pat
     with pytest.raises(NotFound, match="there is no log") as missing:
         statelog.worker(log_name, group.where, topic=group.topic)
     assert missing.value.hint == "Pass create=True"
-    with pytest.raises(ConfigError, match="the input says how many partitions"):
+    with pytest.raises(ConfigError, match="the input determines the partitions"):
         statelog.worker(log_name, group.where, topic=group.topic, create=statelog.LogOptions(partitions=3))
     options: dict[str, Any] = {"standbys": "some", "create": True}
     with pytest.raises(ConfigError, match=r"no whole number\. Give \"all\", or numbers of partitions"):
@@ -235,7 +235,7 @@ def test_what_a_worker_does_not_take(broker: Broker, log_name: str, tmp_path: Pa
         with group.worker("", Environment()) as worker, pytest.raises(OffsetGone) as gone:
             _take(worker, 20)
         assert gone.value.facts["next_offset"] == 100
-        with told("is accepted"), group.worker("", Environment(), accept_loss=True) as worker:
+        with told("as accept_loss allows"), group.worker("", Environment(), accept_loss=True) as worker:
             assert _take(worker, 15) == {0: 110, 1: 110}
         kafka.delete_topic(group.topic)
         with group.input() as producer:

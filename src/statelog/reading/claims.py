@@ -1,6 +1,7 @@
 """Claims: the files of leases and subscriptions on the store, by which readers hold a log.
 
-`schemas.snapshot.claims` decides which files hold, who may write a subscription's next file, and when the cap ends one.
+`schemas.snapshot.claims` decides which files hold, which writer may add a subscription's next file, and when the cap
+ends one.
 A subscription is written before its reader checks its plan, moved as the reader commits, and ended by one more file.
 
 Invariants:
@@ -141,9 +142,8 @@ def list_leases(store: Store, listed: Iterable[FileInfo] | None = None) -> list[
 
 
 class HeldSubscription:
-    """The subscription of one reading, for the process and thread that reads.
-
-    `holder_id`: names the reading, and is in its own checkpoint. `holder`: names it for people.
+    """The subscription of one reading, for the process and thread that reads. `holder_id`: names the reading, also in
+    its own checkpoint; `holder`: names it for people.
     """
 
     def __init__(self, log: Log, reader: str, *, holder_id: str, holder: str) -> None:
@@ -247,9 +247,8 @@ def end_subscription(store: Store, newest: Subscription, reason: str, environmen
 
 
 def remove_subscription(log: Log, reader: str, reason: str) -> Subscription:
-    """End the subscription of `reader`, readable or not, unless it has ended. Return its last file before.
-
-    Raises NotFound, InvalidName, StoreRefused, Unavailable.
+    """End the subscription of `reader`, readable or not, unless it has ended. Return its last file before. Raises
+    NotFound, InvalidName, StoreRefused, Unavailable.
     """
     for _ in range(_ATTEMPTS):
         found = list_subscriptions(log.store, reader)

@@ -89,9 +89,8 @@ class Hold(Closing):
         self._owner = OwnProcess("the recovery")
 
     def claim(self, needs: Needs, check: Callable[[], object] = lambda: None) -> Self:
-        """Hold this instead of the earlier needs, and then `check` that all of it is there.
-
-        If `check` raises, nothing is held. Raises StoreUnavailable, ConfigError; the earlier needs stay held then.
+        """Hold this instead of the earlier needs, and then `check` that all of it is there. If that raises, nothing is
+        held. Raises StoreUnavailable, ConfigError, after which the earlier needs are held.
         """
         before, self.needs = self.needs, needs
         with undone_by_errors(setattr, self, "needs", before):
@@ -122,9 +121,8 @@ class Hold(Closing):
         return self._lease is not None
 
     def renew(self) -> bool:
-        """Write the lease again if a third of its time has passed. Return whether it was written.
-
-        Raises StoreUnavailable, StoreRefused or StorageFull only if the lease has expired since its last write.
+        """Write the lease again if a third of its time has passed, and return whether. Raises StoreUnavailable,
+        StoreRefused or StorageFull only if it has expired since its last write.
         """
         age_s, ttl_s = self.environment.clock() - self._written_s, self._terms.ttl_s
         if self._lease is None or age_s < ttl_s / _RENEWALS_PER_TTL:
@@ -143,10 +141,7 @@ class Hold(Closing):
 
     @contextmanager
     def renewing(self, name: str) -> Generator[None]:
-        """Renew the lease on a thread of this name until the block ends, for work that may outlast a lease.
-
-        A lost lease gives a log line; the reads of the block fail if data was deleted.
-        """
+        """Renew the lease on a thread of this name until the block ends. A lost lease only gives a log line."""
 
         def renew() -> None:
             try:
@@ -196,9 +191,8 @@ class Hold(Closing):
             self._remove(older)
 
     def _made_s(self, lease: Lease) -> float:
-        """Return when the lease was made by the store's clock, or earlier by a request's duration.
-
-        Asked at the first renewal: most leases have none, and until then their file's time says it.
+        """Return when the lease was made by the store's clock, which the first renewal asks for; until then its file's
+        time says it. A request's duration may make it too early.
         """
         if lease.created_s < AS_ITS_FILE_S:
             return lease.created_s
@@ -244,10 +238,8 @@ class _Request(NamedTuple):
 
 
 class HeldPlan(Hold):
-    """The plan of a state, held while it is carried out.
-
-    `plans`: how often it was made. `had_lease`: whether the last one was under a lease. `snapshots`: with the damaged
-    ones that were passed over.
+    """The plan of a state, held while it is carried out. `plans`: how often it was made. `had_lease`: whether the last
+    one was under a lease. `snapshots`: with the damaged ones that were passed over.
     """
 
     def __init__(
@@ -335,9 +327,7 @@ class HeldPlan(Hold):
                 self.replan(trouble)
 
     def reserve(self) -> Callable[[], None]:
-        """Leave a lease behind that is never renewed. It lasts for its time to live, or until the returned function is
-        called.
-        """
+        """Leave a lease behind that is never renewed. It lasts until its time to live, or a call of the result."""
         self.take()
         lease, self._lease = self._lease, None
         self.close()

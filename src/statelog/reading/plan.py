@@ -181,9 +181,8 @@ class Folding(NamedTuple):
 
 
 def wanted_key_groups(key_groups: Iterable[int] | None, descriptor: Descriptor) -> frozenset[int] | None:
-    """Return the key groups that a caller wants; None for all.
-
-    Raises ConfigError if one is not a number, KeyGroupMismatch if the log lacks one.
+    """Return the key groups that a caller wants; None for all. Raises ConfigError, and KeyGroupMismatch if the log
+    lacks one.
     """
     if key_groups is None:
         return None

@@ -1,8 +1,8 @@
 """`plan_state` and `plan_changes`: what to read of a log for a state, or for the changes between two; and the checks.
 
 The ledger is folded from the newest snapshot below a state, or the nearest fold below the changes, up to the target. It
-is read on to its end, and compared with the places that were observed. Anchors are compared when a state is planned:
-all later reads are verified record by record. Never reads a run or a chunk.
+is read on to its end, and compared with the places that were observed. Anchors are only compared when a state is
+planned, because all reads are verified record by record. Never reads a run or a chunk.
 
 Invariants:
 - A plan is never older than what this process has observed through this log, nor than what the caller knows of.
@@ -115,9 +115,8 @@ def warn_if_aged(log: Log, folding: Folding) -> None:
 
 
 def plan_snapshot(log: Log, position: int | None, key_groups: frozenset[int] | None, snapshots: Snapshots) -> Plan:
-    """Plan the newest readable snapshot, or the one at a position, and nothing after it: without Kafka.
-
-    Raises NotFound, the error of a failed snapshot, IdentityChanged, StoreUnavailable.
+    """Plan the newest readable snapshot, or the one at a position, and nothing after it: without Kafka. Raises
+    NotFound, the error of a failed snapshot, IdentityChanged, StoreUnavailable.
     """
     found = list(snapshots.listed())
     chosen = next((one for one in found if position in (None, one.position)), None)
@@ -147,10 +146,8 @@ def plan_changes(
         for changes in read_changes(log, plan):
             print(changes.num_rows)
 
-    `start`: None for the oldest position that the log has.
-    `end`: None for the newest, which is never older than what this `log` object has observed.
-    `key_groups`: None for all.
-    `value_schema_id`: the schema that values are read in, None for the newest.
+    `start`, `end`: None for the oldest and the newest position. The newest is not older than what this `log` observed.
+    `key_groups`: None for all; `value_schema_id`: the schema that values are read in, None for the newest.
     `base`: a fold that the caller has retained (`Replay.folded`), for a start below every retained snapshot.
     `seen`: the places that the caller remembers; the newest position is not older.
 
@@ -219,9 +216,8 @@ def folded_at(log: Log) -> Folding | None:
 
 
 def commits_behind(log: Log, folded: LedgerBase) -> tuple[list[ValidCommit], Folded]:
-    """Return the valid commits after a fold, as far as this process has read the ledger, and the fold that they make.
-
-    Raises Damaged, Unavailable.
+    """Return the valid commits after a fold, as far as this process has read, and the fold that they make. Raises
+    Damaged, Unavailable.
     """
     view, commits = log.history.since(folded.place.position)
     if commits is None:
@@ -285,9 +281,8 @@ class LogOffsets(NamedTuple):
 
 
 def _check_made(log: Log, history: RetainedHistory, made: Plan) -> dict[int, OffsetRange]:
-    """Compare ledger and log with the observed places and the plan. Return `data_offsets`.
-
-    Raises OffsetGone, BeyondEnd, AnchorMismatch, Unavailable.
+    """Compare ledger and log with the observed places and the plan. Return `data_offsets`. Raises OffsetGone,
+    BeyondEnd, AnchorMismatch, Unavailable.
     """
     there = data_offsets(log, made)
     log.evidence.check_ledger(places=history.seen, there=there, end=history.ledger.end, since_s=history.asked_s)

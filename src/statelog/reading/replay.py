@@ -212,10 +212,8 @@ class Converter:
     """Converts changes to one value schema. `newest_id`: the newest schema, of the target and the changes so far."""
 
     def __init__(self, log: Log, target_id: int | None = None, *, drops_fields: bool = True) -> None:
-        """Choose the target.
-
-        `target_id`: the schema to convert to, None for the newest.
-        `drops_fields`: False refuses values of a newer schema even if they convert, because they may have more fields.
+        """Choose the target, by None the newest schema. Without `drops_fields`, refuse values of a newer schema even if
+        they convert, because they may have more fields.
         """
         self._drops_fields = drops_fields
         self._log = log

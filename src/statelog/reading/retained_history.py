@@ -5,8 +5,8 @@ in the data topic that was committed after it.
 
 Invariants:
 - Manifests are listed before the ledger's end is looked up, so no listed snapshot can be above it.
-- An end is not believed if it is below what the caller knows of, or below what this process has read through this log
-  or got acknowledged.
+- No end is believed that is below what the caller knows of. The same holds for what this process has read through this
+  log, or got acknowledged.
 - A snapshot that failed is never used again, and never passed over in silence.
 """
 
@@ -104,10 +104,8 @@ class RetainedHistory:
 
     @property
     def oldest_position(self) -> int:
-        """The lowest position from which changes can be read.
-
-        If there is none, the newest snapshot's position: a reader that starts there gets an error that names what is
-        missing.
+        """The lowest position from which changes can be read. If there is none, the newest snapshot's: a reader
+        that starts there gets an error that names what is missing.
         """
         if self._oldest is not None:
             return self._oldest
@@ -121,10 +119,7 @@ class RetainedHistory:
         return self._oldest is None
 
     def base_for(self, start_position: int) -> LedgerBase | None:
-        """Return the nearest fold at or below a position; None for the ledger's first record.
-
-        Raises NotFound if there is none.
-        """
+        """Return the nearest fold at or below a position; None for the ledger's first record. Raises NotFound."""
         below = [base for base in self._bases() if base.state.position <= start_position]
         if below:
             return max(below, key=lambda base: base.state.position)
@@ -262,9 +257,7 @@ class RetainedHistory:
 
     def _first_since(self, timestamp_ms: int) -> int:
         """Return the offset of the ledger's first record of this time or later, by bisection; the end if there is none.
-
-        Times ascend, because brokers stamp records as they append them, except after a change to a leader whose clock
-        is behind.
+        The brokers' times ascend, except after a change to a leader whose clock is behind.
         """
         low, high = self.ledger
         with closing(self._log.kafka.reader(self._log.ledger_topic)) as reader:
@@ -326,9 +319,8 @@ class Snapshots:
         _LOG.warning(text)
 
     def read(self, number: int, listed: FileInfo, *, is_newest: bool, max_age_s: float) -> Manifest | None:
-        """Read a manifest; None if it is deleted, known to be damaged, or of earlier topics of the log.
-
-        Raises IdentityChanged if the newest one is of other topics, UnknownFormat.
+        """Read a manifest; None if it is deleted, known to be damaged, or of earlier topics of the log. Raises
+        IdentityChanged if the newest one is of other topics, UnknownFormat.
         """
         if number in self.failed:
             return None

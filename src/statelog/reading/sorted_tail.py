@@ -198,9 +198,8 @@ def _drain(queue: SpillQueue) -> Iterator[pa.Table]:
 
 
 def cut_to_frames(tables: Iterable[pa.Table], frame_bytes: int) -> Iterator[pa.RecordBatch]:
-    """Yield the tables in a row as non-empty batches of about `frame_bytes` at most.
-
-    A larger row has a batch of its own. Small tables are joined, because every frame has a cost of its own.
+    """Yield the tables in a row as non-empty batches of about `frame_bytes` at most. A larger row has its own batch;
+    small tables are joined, because every frame costs calls.
     """
     waiting: list[pa.Table] = []
     waiting_bytes = 0
@@ -334,9 +333,8 @@ class MemoryTail:
         return newest(self.tables(partition), keep_deletes=False)
 
     def sorted(self, partition: int, most_bytes: int = _MOST_BYTES) -> list[pa.Table]:
-        """Hand over the newest changes of a partition by (key group, key).
-
-        At most `most_bytes` are sorted at once, and less of large rows: they are few, and a sort copies them twice.
+        """Hand over the newest changes of a partition by (key group, key). At most `most_bytes` are sorted at once, and
+        less of large rows: they are few, and a sort copies them twice.
         """
         tables = self.tables(partition)
         size_bytes = sum(table.nbytes for table in tables)

@@ -87,10 +87,7 @@ class Layers:
     def over_range(
         self, committed: Iterator[tuple[Any, Any]], start: Any, end: Any, *, reverse: bool
     ) -> Iterator[tuple[Any, Any]]:
-        """Merge keys and values from `start` on and below `end` (None: no bound), in key order or in reverse.
-
-        `committed` has the same bounds and order.
-        """
+        """Merge keys and values between bounds (None: no bound), in the order of `committed`, by key or in reverse."""
         changes = self.between(start, end)
         changed = sorted((key for key, value in changes.items() if value is not None), reverse=reverse)
         rest = ((key, value) for key, value in committed if key not in changes)

@@ -4,7 +4,7 @@
                              several at a time     one at a time; it takes all that are durable by then
 
 One Commit can make several checkpoints history at once, with the progress of the newest. So the ledger's round trip
-does not limit how many checkpoints a table makes.
+limits how often they become history, and not how many there are.
 
 Invariants:
 - Outcomes come in the order of the commits. Once one has failed, all later ones fail.
@@ -176,10 +176,7 @@ class CommitScheduler:
             self.check_at_once()
 
     def commit_if_due(self, interval_s: float, before: Named) -> None:
-        """Commit the noted progress if it is time to, or there are too many changes. `before`: the progress before it.
-
-        Raises the errors of `commit`.
-        """
+        """Commit the noted progress if it is due, or there are too many changes. Raises the errors of `commit`."""
         self.step()
         now_s, layers, settings = self._clock(), self._layers, self._setup.settings
         named, count, *_ = self._named
@@ -221,10 +218,8 @@ class CommitScheduler:
     # ---- commit
 
     def commit(self, progress: Metadata, count: int) -> Pending[LastCommit]:
-        """Make the active layer the next checkpoint, and wait for older ones first if too many are pending.
-
-        `count`: how often the table was changed. Raises InvalidMetadata, InvalidChange, Misuse, after which the table
-        goes on; any other error ends it.
+        """Make the active layer the next checkpoint, after waiting for older ones if too many are pending. Raises
+        InvalidMetadata, InvalidChange, Misuse, after which the table goes on; any other error ends it.
         """
         with self.refusing():
             _check_progress(progress, self._writer.grant.descriptor.record_bytes_max)

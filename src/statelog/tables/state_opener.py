@@ -58,9 +58,7 @@ if TYPE_CHECKING:
 
 
 class Unfit(NamedTuple):
-    """Why a database cannot be used. With `has_lost` it may have changes that a person accepted as lost, and is never
-    deleted.
-    """
+    """Why a database cannot be used. `has_lost`: it may have changes accepted as lost, so nothing deletes it."""
 
     reason: str
     has_lost: bool = False
@@ -79,8 +77,7 @@ class OpenReport:
     `position`: of the state, at or above the owner's Open.
     `from_position`: of the local directory, from which on commits were read; None if the state was rebuilt.
     `rows_read`: rows read before the table opened, of the whole state or of commits after directory or snapshot.
-    `set_aside`: the new path of a directory that could not be used.
-    `reason`: why it could not be used.
+    `set_aside`: the new path of a directory that could not be used; `reason`: why.
     """
 
     position: int
@@ -126,8 +123,7 @@ class Wanted:
 class ExistingState:
     """The state of an earlier process: a `store` that can be used, or why there is none.
 
-    `place`: of the database, if it has one.
-    `values`: the values that it has to have.
+    `place`: of the database, if it has one. `values`: the required ones.
     `may_lack`: a part of the state may be in a snapshot only.
     `in_use`: closes a state that is read until its replacement is made, given the place of that, and returns why.
     """
@@ -222,10 +218,7 @@ class StateOpener:
         return store, OpenReport(position=wanted.position, from_position=place.position, rows_read=rows)
 
     def _read_behind(self, store: Store, start: int, folding: Folding | None) -> int:
-        """Load everything committed after a position, and return the number of rows.
-
-        Raises OffsetGone, NotFound if the log does not have it any more.
-        """
+        """Load everything committed after a position, and return the number of rows. Raises OffsetGone, NotFound."""
         rows, plan = 0, self._changes_since(start, folding)
         self._wanted.check_final(plan.state)
         if not plan.is_empty:
@@ -278,8 +271,7 @@ class StateOpener:
         return store, rows
 
     def _partial(self, folding: Folding | None) -> tuple[Store, int] | None:
-        """Make a store of the commits after the newest snapshot, which has the rest. Return it with the number of rows.
-
+        """Make a store of the commits after the newest snapshot, which has the rest. Return it with the number of rows;
         None if there is no snapshot. Raises OffsetGone, NotFound if the log was truncated meanwhile.
         """
         log, keys, directory = self._setup.log, self._setup.keys, self._setup.directory
@@ -340,9 +332,8 @@ class StateOpener:
     # ---- the base
 
     def _take_base(self, first_position: int, manifest: Manifest | None = None) -> bool:
-        """Hold a base for a store with the changes from a position on: this snapshot, or the newest eligible one.
-
-        Return False if there is none.
+        """Hold a base for a store with the changes from a position on: this snapshot, or the newest eligible one, if
+        any. Return whether it is held.
         """
         writer = self._wanted.writer
         assert writer is not None

@@ -214,9 +214,8 @@ class Table(Guarded, Keyed[K, V], MutableMapping[K, V]):
     def _unchanged(
         self, found: Iterator[tuple[Any, Any]], count: int, *, keys_only: bool = False
     ) -> Iterator[tuple[K, V]]:
-        """Yield copies of the found items, which are read as they are taken.
-
-        `count`: the table's changes and commits when the scan began. Raises Misuse once there are more.
+        """Yield copies of the found items, which are read as they are taken. Raises Misuse once the table has more
+        changes and commits than `count`.
         """
         copy, guard, nobody = self._values.copier(keys_only=keys_only), self._guard, NOBODY
         while True:
@@ -277,9 +276,8 @@ class Table(Guarded, Keyed[K, V], MutableMapping[K, V]):
         return self._failing(self._commits.commit, progress, self._count)
 
     def lend(self) -> Callable[[Metadata], Pending[LastCommit]]:
-        """Reserve the table for a worker, which counts its messages, and return the function that commits.
-
-        From now on only that function commits, and only a transaction undoes changes.
+        """Reserve the table for a worker, and return the function that alone commits from now on. Only a transaction
+        undoes changes then.
         """
         self._is_lent = True
         return self._commit_lent
@@ -290,10 +288,7 @@ class Table(Guarded, Keyed[K, V], MutableMapping[K, V]):
 
     @Guarded.turn
     def hand_over(self) -> Callable[[], None]:
-        """Release the table from this thread, for a worker that opens tables on other threads.
-
-        The thread that calls the returned function owns it from then on.
-        """
+        """Release the table from this thread. The thread that calls the returned function owns it from then on."""
         return self._guard.hand_over(self._writer.hand_over())
 
     def _check_unlent(self) -> None:
@@ -328,9 +323,8 @@ class Table(Guarded, Keyed[K, V], MutableMapping[K, V]):
 
     @Guarded.turn
     def rollback(self) -> None:
-        """Undo all changes since the last commit, pending or not; inside a transaction, all since it began.
-
-        Raises Misuse for a worker's table outside a transaction.
+        """Undo all changes since the last commit, pending or not; inside a transaction, all since it began. Raises
+        Misuse for a worker's table outside a transaction.
         """
         is_inside = bool(self._layers.suspended)
         if not is_inside:

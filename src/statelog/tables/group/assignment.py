@@ -294,10 +294,7 @@ class Assignment:
     # ---- closing
 
     def close(self, *, commits: bool, but: int | None = None) -> None:
-        """Commit processed messages, close all tables, and leave the group.
-
-        `commits` False: commit nothing. `but`: commit nothing of this partition.
-        """
+        """Commit processed messages (if `commits`, and not of partition `but`), close tables, and leave the group."""
         with ExitStack() as ending:
             ending.callback(self._standbys.close)
             ending.callback(self.member.close)
@@ -312,9 +309,7 @@ class Assignment:
                 dropping.callback(self._end, assigned, assigned.abandon)
 
     def _end(self, assigned: AssignedPartition, close: Callable[[], object]) -> None:
-        """Call `on_close` and close a table. It is held until both are done: an interrupted end is resumed with the
-        worker's.
-        """
+        """Call `on_close` and close a table. Until both are done it is held, so that an interrupted end is resumed."""
 
         def release() -> None:
             close()
@@ -360,9 +355,7 @@ def _call(hook: Hook | None, assigned: AssignedPartition) -> None:
 
 
 def _quietly(assigned: AssignedPartition, work: Callable[[], object]) -> bool:
-    """Do some work, and return whether it succeeded. Raises errors that need an operator: ConfigError, Damaged,
-    NotFound.
-    """
+    """Return whether some work succeeded. Raises errors that need an operator: ConfigError, Damaged, NotFound."""
     try:
         work()
     except Exception as error:

@@ -97,9 +97,8 @@ class OpenSchedule:
         self._in_use_s.pop(partition, None)
 
     def failed(self, partition: int, error: Exception, now_s: float, offset: int | None = None) -> None:
-        """Schedule a table again that failed, or did not open. `offset`: how far it was committed.
-
-        Raises the error if it needs an operator, or has come too often in a row.
+        """Schedule a table again that failed, or did not open. Raises the error if it needs an operator, or has come
+        too often in a row. `offset`: how far it was committed.
         """
         if not passes(error):
             raise error
@@ -146,10 +145,8 @@ class PartitionStatistics(NamedTuple):
 class AssignedPartition:
     """A partition with its table.
 
-    `next_offset`: the first offset that is not processed.
-    `tick_s`: when its next tick is due.
-    `committed_s`: when its newest commit was seen to be history, or the table opened.
-    `input_end`: the end of its input a second ago, if known.
+    `next_offset`: the first offset that is not processed; `input_end`: the input's end a second ago, if known.
+    `tick_s`: when its next tick is due; `committed_s`: when a commit was last seen to be history, or the table opened.
     `is_announced`: whether `on_open` has returned, so that `on_close` has to be called.
     """
 

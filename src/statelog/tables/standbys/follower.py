@@ -86,9 +86,7 @@ class Follower:
             wait_s = max(pace_s * PAUSE - (self._environment.clock() - began_s), pace_s * _LEAST_PAUSE)
 
     def _rest(self, wait_s: float) -> bool:
-        """Wait for the next step: a pause, then until there are commits, or a reader wants the age. Return whether
-        following is over.
-        """
+        """Pause, then wait until there are commits, or a reader wants the age. Return whether following is over."""
         if not self._stop.wait(wait_s):
             self._feed.wait(lambda: self._stop.is_set() or self.state.is_called)
         return self._stop.is_set()

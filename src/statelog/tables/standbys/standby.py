@@ -102,11 +102,8 @@ def standby(
 
 @dataclass(frozen=True, slots=True)
 class AgedValue(Generic[V]):
-    """A value, and how old it is.
-
-    `value`: None if there is no such key.
-    `position`: the ledger position of the state.
-    `age_s`: seconds since the state was last known to be level with the ledger's end.
+    """A value, None if there is no such key, and its state's ledger position. `age_s`: seconds since that state was
+    last known to be level with the ledger's end.
     """
 
     value: V | None
@@ -145,9 +142,8 @@ class Standby(Closing, Keyed[K, V]):
 
     @property
     def age_s(self) -> float:
-        """Seconds since the state was last known to be level with the ledger's end. Reading it triggers another check.
-
-        Without new commits, up to 20.
+        """Seconds since the state was last known to be level with the ledger's end, up to 20 without new commits.
+        Reading it triggers another check.
         """
         return self._state.age_s
 

@@ -43,8 +43,7 @@ class KeyRule:
 
     `owned`: its key groups, None for all; `groups`: the same, ascending.
     `one`: the key group of a table of plain keys, in a log whose callers name it.
-    `is_paired`: whether keys are pairs of key group and key.
-    `quick_class`: keys of this class need no further check.
+    `is_paired`: whether keys are pairs; `quick_class`: keys of this class need no further check.
     """
 
     def __init__(self, descriptor: Descriptor, owned: frozenset[int] | None, one: int | None = None) -> None:

@@ -254,10 +254,7 @@ class RemoteSnapshot:
             run.warm()
 
     def find(self, key_group: int, key: SortableKey) -> pa.Array | None:
-        """Return the value of a key as a column of one, or None.
-
-        Raises SnapshotFailed, StoreUnavailable, ClosedError.
-        """
+        """Return a key's value as a column of one, or None. Raises SnapshotFailed, StoreUnavailable, ClosedError."""
         is_wanted = partial(may_hold, key=key)
         chosen = [(run, n) for run in self._newest_first(key_group) for n in run.chosen(key_group, is_wanted)]
         for row_group in self._row_groups(chosen):
@@ -281,9 +278,8 @@ class RemoteSnapshot:
     def last_few(
         self, key_group: int, start: SortableKey | None, end: SortableKey | None, *, streams: int
     ) -> SortableKey | None:
-        """Return the least key whose rows up to `end` fit into the portions of `between`, in each run.
-
-        None if there is no row from `start` on. Raises the errors of `find`.
+        """Return the least key whose rows up to `end` fit into the portions of `between`, in each run. None if no row
+        is at or above `start`. Raises the errors of `find`.
         """
         runs, found = self._newest_first(key_group), list[SortableKey]()
         most_bytes = self._portion_bytes(streams * len(runs))
@@ -296,9 +292,8 @@ class RemoteSnapshot:
         return max(found, default=None)
 
     def tables(self, key_groups: frozenset[int], on_step: Callable[[], None]) -> Generator[pa.Table]:
-        """Yield the rows of some key groups by (key group, key), as tables. `on_step` is called often.
-
-        Reads around the cache, from any one thread. Raises the errors of `find`.
+        """Yield the rows of some key groups by (key group, key), as tables, without the cache. Call `on_step` often.
+        On any one thread. Raises the errors of `find`.
         """
         access = self._access
         plan = make_plan(access.log.descriptor, self.manifest, self.manifest, (), key_groups)

@@ -112,10 +112,8 @@ class State:
         return None if found is None else self.values.of_column(found, [key])[0]
 
     def __len__(self) -> int:
-        """Count the keys, in one pass over all that is not local.
-
-        The count is retained until a run cannot be read, or a commit changes a key that only a snapshot may have: a
-        commit reads no object store.
+        """Count the keys, in one pass over all that is not local. The count is retained until a run cannot be read, or
+        a commit changes a key that only a snapshot may have: a commit reads no object store.
         """
         base = self._base
         if base is None or self.is_local:
@@ -159,9 +157,8 @@ class State:
     # ---- changes
 
     def apply(self, changes: dict[Any, Any], place: StatePlace) -> None:
-        """Take committed changes and the place that they lead to, between two portions of loaded rows.
-
-        Raises Damaged, Fenced, NotFound, StorageFull also if loading ended with it.
+        """Take committed changes and the place that they lead to, between two portions of loaded rows. Raises the error
+        of a failed loading, too.
         """
         base = self._base
         if base is None:
@@ -196,9 +193,8 @@ class State:
     # ---- what is missing
 
     def load_missing(self, environment: Environment) -> int:
-        """Load all missing key groups, and return the number of rows.
-
-        Raises Damaged, NotFound, Fenced, Unavailable, StorageFull, ClosedError.
+        """Load all missing key groups, and return the number of rows. Raises Damaged, NotFound, Fenced, Unavailable,
+        StorageFull, ClosedError.
         """
         base, read = self._base, 0
         assert base is not None
