@@ -56,7 +56,8 @@ check: venv
 	$(BIN)/lint-imports
 	$(BIN)/mypy
 	$(BIN)/pyright
-	$(BIN)/python -m pytest -q tests/unit/test_style.py
+	$(BIN)/python -m pytest -q tests/unit/test_style.py tests/unit/test_voice.py
+	$(BIN)/python -m tests.support.voice
 
 docs: venv
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build $(ARGS)

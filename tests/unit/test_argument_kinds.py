@@ -100,7 +100,7 @@ _REFUSED: list[tuple[Callable[[Log, Where], object], str]] = [
     ),
     (lambda _, __: TableSettings(cache_bytes=untyped("1G")), "cache_bytes has an item that is no whole number"),
     (lambda _, __: WorkerHooks(tick_s=untyped("1s")), "tick_s is of type str"),
-    (lambda _, __: WorkerHooks(on_tick=untyped(1.0)), "a hook is of type float"),
+    (lambda _, __: WorkerHooks(on_tick=untyped(1.0)), "a hook of type float cannot be called"),
     (lambda _, __: InputTopic(untyped(["words"])), "the input topic is of type list"),
     (lambda _, __: InputTopic("words", accept_loss=untyped("false")), "accept_loss is of type str, and not bool"),
     (lambda _, __: InputTopic("words", consumer=untyped("words")), "consumer is of type str"),

@@ -1,7 +1,7 @@
 """Native Kafka clients: calls into them, their exceptions, and the process that owns them.
 
-Every call that can wait goes through `native`. If a signal handler raises while the client is in C, the client returns
-a result *and* leaves the exception set, or returns nothing and the exception is the cause of a `SystemError`. `native`
+Every call that can wait goes through `native`. A signal handler may raise while the client is in C. The client then
+returns a result *and* leaves the exception set, or it raises a `SystemError` with that exception as the cause. `native`
 raises the handler's own exception, Ctrl-C above all.
 
 A client's log lines go to the logger `statelog.kafka`, in Python and inside calls: the call raises an exception of

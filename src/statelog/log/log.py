@@ -63,8 +63,9 @@ _FOR_PROGRAMS = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogDescription:
-    """A log at one moment: log start and log end of its partitions, the ledger folded to its end (`state`), the newest
-    manifest (None before the first), all value schemas by ascending id, and its truncation.
+    """A log at one moment: log start and log end of its partitions, and the ledger folded to its end (`state`).
+
+    Also the newest manifest (None before the first), all value schemas by ascending id, and its truncation.
     """
 
     descriptor: Descriptor

@@ -17,7 +17,7 @@ _THREADS_MAX = 4
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MaterializerTuning:
-    """What tests and benchmarks of this package change, and programs do not. Not checked.
+    """Settings that only the tests and benchmarks of this package change. Not checked.
 
     `jitter`: the share of the interval, 0 to 1, over which the first rounds of different logs are spread.
     `budget_commits`: as `budget_bytes`, by number, because each commit costs memory.

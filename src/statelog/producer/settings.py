@@ -15,7 +15,7 @@ _MOST_INLINE = 64 << 10
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WriterTuning:
-    """What tests and benchmarks of this package change, and programs do not. Not checked.
+    """Settings that only the tests and benchmarks of this package change. Not checked.
 
     `roll_rows`, `list_bytes`: single changes wait in plain lists up to these limits, then become Arrow.
     `roll_bytes`: Arrow changes of this size are split by partition and sent ahead of any checkpoint, which then finds

@@ -18,7 +18,7 @@ _LEAST = {"fold_bytes": 1, "threads": 1, "memory_bytes": 64 * 1024}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecoveryTuning:
-    """What tests and benchmarks of this package change, and programs do not. Not checked.
+    """Settings that only the tests and benchmarks of this package change. Not checked.
 
     `attempts`: how often to plan before giving up, if the log is truncated or a snapshot fails mid-read.
     `stall_timeout_s`: give up when Kafka makes no progress for this long.

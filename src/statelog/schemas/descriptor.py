@@ -50,7 +50,7 @@ class HashRule(StrEnum):
 
 
 class ValueFormat(StrEnum):
-    """What values without a schema are: bytes, or JSON values, which are stored as UTF-8 text."""
+    """The kind of values without a schema: bytes, or JSON values, which are stored as UTF-8 text."""
 
     BYTES = "bytes"
     JSON = "json"

@@ -30,7 +30,7 @@ _NAME = "table"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TableTuning:
-    """What tests and benchmarks of this package change, and programs do not. Not checked.
+    """Settings that only the tests and benchmarks of this package change. Not checked.
 
     `commits_under_way_max`: above it `commit_async` and `commit_every` wait for the oldest.
     `recent_bytes`: of RocksDB, what was committed last, kept as objects to be read back; 0 keeps none.
