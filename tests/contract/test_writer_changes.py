@@ -108,7 +108,7 @@ def test_puts_of_every_size_keep_their_order(rig: LogRig, log: Log, list_bytes: 
                 writer.put(key, bytes([i]) * size)
             for wrong_key, wrong_value in (("text", b"v"), (b"k", "text"), (7, b"v")):
                 with pytest.raises(InvalidChange):
-                    writer.put(wrong_key, wrong_value)  # type: ignore[arg-type]  # what it refuses
+                    writer.put(wrong_key, wrong_value)
         writer.commit()
         assert writer.statistics().changes == 2 * len(sizes)
 

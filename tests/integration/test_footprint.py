@@ -1,13 +1,13 @@
 """The costs of many tables of one process: threads of Kafka's clients, and connections to the broker."""
 
 import json
+import os
 import threading
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 
-import psutil
 import pytest
 
 import statelog
@@ -20,12 +20,16 @@ from tests.support.processes.parts import output
 from tests.support.services.broker import Broker
 
 _SETTLE_S = 60.0
+_ESTABLISHED = "01"
+"""A connection's state in Linux's tables."""
 
 
 def _costs() -> tuple[int, int]:
     """Return threads of Kafka's clients, by the names that librdkafka gives them, and connections."""
     names = [task.joinpath("comm").read_text() for task in Path("/proc/self/task").iterdir()]
-    there = [one for one in psutil.Process().net_connections() if one.status == psutil.CONN_ESTABLISHED]
+    mine = {os.readlink(one) for one in Path("/proc/self/fd").iterdir() if os.path.lexists(one)}
+    rows = [row.split() for table in ("tcp", "tcp6") for row in Path("/proc/self/net", table).read_text().splitlines()]
+    there = [row for row in rows if row[3] == _ESTABLISHED and f"socket:[{row[9]}]" in mine]
     return sum(name.startswith("rdk:") for name in names), len(there)
 
 

@@ -84,9 +84,7 @@ def _texts(source: str) -> Iterator[_Text]:
             if text:
                 yield _Text(getattr(node, "lineno", 1), text, True, is_function)
     for token in tokenize.generate_tokens(io.StringIO(source).readline):
-        if token.type == tokenize.COMMENT and not token.string.startswith(
-            ("#!", "# type", "# noqa", "# fmt", "# pyright")
-        ):
+        if token.type == tokenize.COMMENT and not token.string.startswith(_MARKS):
             yield _Text(token.start[0], token.string.lstrip("# "), False, False)
 
 

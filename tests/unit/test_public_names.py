@@ -153,8 +153,9 @@ def _is_type(name: Name) -> bool:
 
 def _definition(name: Name) -> Name:
     bound = _bindings(name.module).get(name.name)
-    is_elsewhere = isinstance(bound, Name) and bound != name  # A package binds its own subpackages.
-    return _definition(bound) if is_elsewhere else name
+    if not isinstance(bound, Name) or bound == name:  # A package binds its own subpackages.
+        return name
+    return _definition(bound)
 
 
 def _node(name: Name) -> ast.stmt | None:

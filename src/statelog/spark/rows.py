@@ -39,7 +39,7 @@ _KEYS: Mapping[KeyType, tuple[tuple[str, ...], str, str]] = {
 _SEQUENCES = (*_INTEGERS, "date", "timestamp", "timestamp_ntz", "decimal", "time")
 _ROOT = "value"
 TASK_SETTINGS = WriterSettings()
-_TASK_BYTES = tuning_of(TASK_SETTINGS).roll_bytes
+TASK_BYTES = tuning_of(TASK_SETTINGS).roll_bytes
 """The settings of a task's writer."""
 
 
@@ -146,10 +146,10 @@ def _gathered(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     held_bytes = 0
     for batch in batches:
         size = batch.nbytes
-        if held and held_bytes + size > _TASK_BYTES:
+        if held and held_bytes + size > TASK_BYTES:
             yield pa.concat_batches(held)
             held, held_bytes = [], 0
-        if size >= _TASK_BYTES:
+        if size >= TASK_BYTES:
             yield batch  # Alone: with others it might not fit into one array.
         else:
             held.append(batch)

@@ -205,7 +205,7 @@ def test_a_wrong_key_is_blamed_as_a_key(value: object, log: Log) -> None:
         with pytest.raises(InvalidChange, match="a key of this log is bytes, not str"):
             changed.put("k", value)  # type: ignore[arg-type]  # that is the slip
         with pytest.raises(InvalidChange, match="a value of this log is bytes"):
-            changed.put(b"k", "v")  # type: ignore[arg-type]  # that is the slip
+            changed.put(b"k", "v")
 
 
 SLIPS: dict[str, Callable[[Writer, Coordinator, Any], object]] = {

@@ -26,7 +26,7 @@ from statelog.schemas.descriptor import Descriptor
 from statelog.schemas.values.schema import OPAQUE, ValueSchema, parse_value_schema
 from statelog.spark.options import WriteOptions, write_options
 from statelog.spark.repeated_keys import NewestRows, UniqueKeys
-from statelog.spark.rows import TASK_SETTINGS, RowMapping, row_mapping, write_rows
+from statelog.spark.rows import TASK_BYTES, RowMapping, row_mapping, write_rows
 from tests.support.rigs.log import twin_rig
 
 WHERE = {"log": "log", "root": "memory://twin", "kafka.bootstrap.servers": "b:1", "writerId": "job"}
@@ -126,16 +126,16 @@ def test_rows_are_written_in_larger_pieces_than_sparks(descriptor: Descriptor) -
     Two Arrow arrays need not fit into one, and a larger piece would be cut again into smaller chunks.
     """
     plan, sink = planned(descriptor, columns(key=LongType(), value=BinaryType()), uniqueKeys="true"), Written()
-    few, large = range(100), bytes(TASK_SETTINGS.roll_bytes)
+    few, large = range(100), bytes(TASK_BYTES)
     given = [batch([key]) for key in few] + [batch([100], value=[large])] + [batch([key]) for key in range(101, 110)]
     write_rows(given, plan, sink.append_batch, is_case_sensitive=False)
     assert [one.num_rows for one in sink.batches] == [100, 1, 9]
     assert [row["key"] for row in sink.rows] == list(range(110))
     sink.batches.clear()
-    some = batch([1], value=[bytes(TASK_SETTINGS.roll_bytes // 6)])  # With its key, more than a sixth.
+    some = batch([1], value=[bytes(TASK_BYTES // 6)])  # With its key, more than a sixth.
     write_rows([some] * 12, plan, sink.append_batch, is_case_sensitive=False)
     assert [one.num_rows for one in sink.batches] == [5, 5, 2]
-    assert all(one.nbytes <= TASK_SETTINGS.roll_bytes for one in sink.batches)
+    assert all(one.nbytes <= TASK_BYTES for one in sink.batches)
 
 
 # ---- types
