@@ -27,7 +27,7 @@ _ESTABLISHED = "01"
 def _costs() -> tuple[int, int]:
     """Return threads of Kafka's clients, by the names that librdkafka gives them, and connections."""
     names = [task.joinpath("comm").read_text() for task in Path("/proc/self/task").iterdir()]
-    mine = {os.readlink(one) for one in Path("/proc/self/fd").iterdir() if os.path.lexists(one)}
+    mine = {str(one.readlink()) for one in Path("/proc/self/fd").iterdir() if os.path.lexists(one)}
     rows = [row.split() for table in ("tcp", "tcp6") for row in Path("/proc/self/net", table).read_text().splitlines()]
     there = [row for row in rows if row[3] == _ESTABLISHED and f"socket:[{row[9]}]" in mine]
     return sum(name.startswith("rdk:") for name in names), len(there)
