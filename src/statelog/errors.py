@@ -209,7 +209,7 @@ class SubscriptionEnded(StatelogError):
 class Fenced(StatelogError):
     """A newer writer owns one of the partitions or the writer name. This one can never write again."""
 
-    default_hint = "Stop this writer, or open it again if it should win: another one took over"
+    default_hint = "Stop this writer, or open it again if it should win: another writer took over"
 
 
 class CommitRefused(StatelogError):

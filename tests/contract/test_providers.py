@@ -167,7 +167,7 @@ def test_a_service_that_acknowledges_early_and_does_not_tell(*, came_between: bo
         return TRUE
 
     twin.cluster.questions = meanwhile
-    with pytest.raises(UnsafeTopic, match="not where its acknowledgement says") as caught:
+    with pytest.raises(UnsafeTopic, match="not at its acknowledged offset") as caught:
         Log.create("x", place, LogOptions(partitions=2))
     assert caught.value.facts["offset"] == 0
     twin.cluster.release()

@@ -12,7 +12,7 @@ import pytest
 from statelog.errors import BrokerUnavailable, ClosedError, StatelogError
 from statelog.kafka.client import ConfluentKafka
 from statelog.kafka.config import client_config
-from statelog.kafka.port import Delivery, DeliveryStatus
+from statelog.kafka.port import Delivery, DeliveryStatus, TopicSpec
 from statelog.kafka.producer import ConfluentProducer
 from statelog.producer.coordinator import Coordinator, TaskWriter
 from statelog.producer.writer import Writer
@@ -149,6 +149,36 @@ def test_what_is_in_flight_is_unknown(broker: Broker) -> None:
     producer.close()
     kafka.close()
     assert len(reports) == 10
+
+
+@pytest.mark.broker
+def test_a_fatal_error_does_not_end_the_others(broker: Broker, topic_name: str) -> None:
+    """A producer without records in flight continues with another client; one with an unknown outcome does not."""
+    kafka = ConfluentKafka(client_config({"bootstrap.servers": broker.bootstrap}))
+    kafka.create_topic(TopicSpec(name=topic_name, partitions=1, replication_factor=1, config={}))
+    ended, other, reports = kafka.producer(), kafka.producer(), list[Delivery]()
+    assert other.send(topic_name, 0, b"1", reports.append)
+    _wait_for_report(other, reports)
+    ended.send("no-such-topic", 0, b"x", reports.append)
+    assert vars(ended)["_client"] is vars(other)["_client"]
+    make_fatal(ended)
+    _wait_for_report(ended, reports)
+    assert other.send(topic_name, 0, b"2", reports.append)
+    _wait_for_report(other, reports)
+    assert [report.status for report in reports] == [DeliveryStatus.OK, DeliveryStatus.UNKNOWN, DeliveryStatus.OK]
+    with pytest.raises(BrokerUnavailable, match="the producer is over"):
+        ended.send(topic_name, 0, b"3", reports.append)
+    for one in (ended, other):
+        one.close()
+    kafka.delete_topic(topic_name)
+    kafka.close()
+
+
+def _wait_for_report(producer: ConfluentProducer, reports: list[Delivery]) -> None:
+    count, until_s = len(reports) + 1, time.monotonic() + 30
+    while len(reports) < count:
+        producer.poll(0.05)
+        assert time.monotonic() < until_s, "no report came"
 
 
 def _story(rig: LogRig, told: list[int]) -> None:

@@ -92,7 +92,7 @@ def test_repeated_tasks_and_errors(spark: SparkSession, broker: Broker, log_name
     missing = next(run.path for run in manifest.runs if run.rows)
     rig.log.store.delete(missing)
     change(rng, [rig])
-    with pytest.raises(DataLoss, match="gone") as lost:
+    with pytest.raises(DataLoss, match="are missing") as lost:
         statelog.spark.materialize(spark, rig.log.name, rig.where, settings=settings_at(tmp_path), task_bytes=1)
     assert lost.value.facts["path"] == missing
 

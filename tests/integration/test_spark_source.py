@@ -158,7 +158,7 @@ def test_a_schema_of_the_users_is_refused(spark: SparkSession, rig: SparkLog) ->
     Any schema is refused where no option names the state: each scan would take the newest by itself.
     """
     reader = spark.read.format("statelog").options(**rig.options)
-    with pytest.raises(Exception, match=r"Leave \.schema\(\) out"):
+    with pytest.raises(Exception, match=r"Omit \.schema\(\)"):
         reader.schema("key long, n long, note string").load().count()
     reader = reader.option("atPosition", "0")
     assert reader.schema("key long, n long, note string").load().count() == 0

@@ -73,7 +73,7 @@ def test_words_and_arrow_agree(case: tuple[list[Row], pa.Table]) -> None:
     folds = (last_per_key, sort_by_key, newest_sorted)
     by_words = [fold(table) for fold in folds]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(key_order, "_MOST_TURNS", 0)
+        patch.setattr(key_order, "_MOST_PASSES", 0)
         assert [fold(table) for fold in folds] == by_words
 
 

@@ -27,10 +27,9 @@ from weakref import WeakValueDictionary
 from statelog.closing import Closing
 from statelog.errors import BrokerUnavailable, ClosedError, OffsetGone, OutcomeUnknown, StatelogError, Unavailable
 from statelog.history.following import Following, Landed, LedgerRate, LedgerView, Window, collector_paused
-from statelog.history.grouped import GroupCommit
 from statelog.history.shared_follower import SharedFollower
 from statelog.history.source import LedgerSource, mismatch, send_record
-from statelog.history.together import add_gathered
+from statelog.history.together import GroupCommit, add_gathered
 from statelog.history.turns import Turns
 from statelog.kafka.port import STALL_TIMEOUT_S, OffsetRange, Producer, Record
 from statelog.pending import Pending

@@ -8,6 +8,7 @@ It never retries, never re-sends and never waits longer than the caller asked fo
 - No Python runs inside the client's calls. Its callbacks are C functions that store the answer, because the client
   loses what a signal handler raises in a Python callback, Ctrl-C included.
 - A client with a record of unknown outcome gets no new lease. It continues for its present ones.
+- A fatal error of the client ends only the leases with records in flight. The others take another client.
 """
 
 import math
@@ -65,6 +66,8 @@ class ConfluentProducer:
         self._in_flight_bytes = 0
         self.is_bulk = False
         """Whether it has had so many bytes in flight that others would wait for it."""
+        self._is_in_doubt = False
+        """Whether the outcome of one of its records is unknown."""
         self.woken = SimpleQueue[None]()
         self.until_s = -math.inf
 
@@ -116,6 +119,10 @@ class ConfluentProducer:
             return False
         except confluent_kafka.KafkaException as refused:
             del self._pending[token]
+            name, text = kafka_error(refused, self._config)
+            if name == "_FATAL" and self._may_change:
+                client.end(f"{name}: {text}")
+                return self.send(topic, partition, value, on_delivery)
             raise self._send_error(refused, client, topic, partition, len(value)) from None
         self._in_flight_bytes += len(value)
         self.is_bulk |= self._in_flight_bytes > _BULK_BYTES
@@ -159,16 +166,22 @@ class ConfluentProducer:
         return self._client
 
     def _connected(self) -> SharedProducer:
-        """Return the client after its head start; for a bulk load with other leases, a client of its own."""
+        """Return the client after its head start; instead of one that ended, or is shared in a bulk load, another."""
         client = self._made()
-        if self.is_bulk and not self._pending and len(client.users) > 1:
-            self._client = CLIENTS.lease(self._config, self, alone=True)
+        is_crowded = self.is_bulk and len(client.users) > 1
+        if (is_crowded or client.fatal) and self._may_change:
+            self._client = CLIENTS.lease(self._config, self, alone=is_crowded)
             CLIENTS.leave(client, self, keeps=self._keeps())
             client = self._client
         left_s = client.ready_s - time.monotonic()
         if left_s > 0:
             self._serve(client, left_s)
         return client
+
+    @property
+    def _may_change(self) -> bool:
+        """Return whether all of its records have a certain outcome, so that the next one may go through another."""
+        return not (self._pending or self._is_in_doubt)
 
     def _serve(self, client: SharedProducer, timeout_s: float) -> None:
         """Let the client store answers, and report them."""
@@ -190,7 +203,7 @@ class ConfluentProducer:
     def _delivery(self, client: SharedProducer, sent: _Sent) -> Delivery:
         ((error, message),) = sent.answer.items()
         if error is not None:
-            client.is_retired = True
+            client.is_retired = self._is_in_doubt = True
             text = self._config.redact(error.str())
             found = classify_delivery(sent.topic, error.name(), text, message.offset())
             if not client.errors:
@@ -201,12 +214,12 @@ class ConfluentProducer:
         if delivery.status is DeliveryStatus.OK:
             self._seen.reached(sent.topic, sent.partition, delivery.offset + 1)
         else:
-            client.is_retired = True
+            client.is_retired = self._is_in_doubt = True
         return delivery
 
     def _abandon(self, client: SharedProducer, delivery: Delivery) -> None:
         while self._pending:
-            client.is_retired = True
+            client.is_retired = self._is_in_doubt = True
             token = next(iter(self._pending))
             self._reported += 1
             self._pending.pop(token).on_delivery(delivery)

@@ -9,7 +9,7 @@ from typing import Any, cast
 import pytest
 
 from statelog.errors import Fenced
-from statelog.history.grouped import GroupCommit
+from statelog.history.together import GroupCommit
 from statelog.log import Log
 from statelog.producer import Writer
 from statelog.recovery import recover

@@ -146,7 +146,7 @@ def test_who_follows_has_all_of_a_record_or_none(log: Log) -> None:
 
 def test_a_small_record_of_many_is_more_than_one(twin: TwinLog, log: Log, monkeypatch: pytest.MonkeyPatch) -> None:
     """Commits that exceed one record go out as several. Each is sent at once when the next one begins."""
-    monkeypatch.setattr(import_module("statelog.history.together"), "MOST_BYTES", 700)
+    monkeypatch.setattr(import_module("statelog.history.together"), "_MOST_BYTES", 700)
     with ExitStack() as opened:
         writers = _writers(log, opened)
         before = len(_records(twin))
