@@ -8,6 +8,7 @@ import pytest
 
 from statelog.environment import Environment, random_nonce
 from statelog.errors import BrokerUnavailable, ClosedError, CommitRefused, Fenced, OutcomeUnknown, PersistFailed
+from statelog.kafka import port
 from statelog.kafka.config import MAX_MESSAGE_BYTES
 from statelog.log import Log
 from statelog.materializer.round import run_round
@@ -143,6 +144,14 @@ def test_a_quiet_commit_keeps_its_checkpoint_when_it_is_settled(world: World) ->
     assert last.checkpoint == handle.checkpoint
 
 
+@pytest.fixture
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Give up waiting for a report within half a second: here it never comes."""
+    monkeypatch.setattr(port, "STALL_TIMEOUT_S", 0.3)
+    monkeypatch.setattr(port, "_GRACE_S", 0.2)
+
+
+@pytest.mark.usefixtures("impatient")
 def test_a_commit_that_lands_after_its_successor_is_void(world: World) -> None:
     """A late commit is void: the Open that resolved it lies before it, and its changes count once."""
     with world.rig.open() as log, world.writer(log) as writer:
@@ -331,6 +340,7 @@ def test_a_commit_with_chunks_sent_ahead_is_left_to_the_next_life(world: World, 
 
 
 @pytest.mark.parametrize("fate", [*UNANSWERED, Fate.LOSE, Fate.SKIP, Fate.DELAY])
+@pytest.mark.usefixtures("impatient")
 def test_an_unknown_open_is_settled_by_the_next(world: World, fate: Fate) -> None:
     """The opener after an unknown Open, landed, lost or late, gets a live epoch; a late one fences nobody."""
     world.faults.fates = [fate]

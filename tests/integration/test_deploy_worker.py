@@ -73,9 +73,8 @@ def test_the_worker_tells_how_it_is(broker: Broker, log_name: str, tmp_path: Pat
         wait_for(lambda: asked(probes, "/readyz") == (200, "ready\n"))
         assert asked(probes, "/livez") == asked(listen, "/livez") == (200, "live\n")
         assert asked(probes, "/metrics")[0] == 404
+        wait_for(lambda: _wanted() <= set(re.findall(r"^(\w+)\{", asked(listen, "/metrics")[1], re.MULTILINE)))
         _, metrics = asked(listen, "/metrics")
-        told = set(re.findall(r"^(\w+)\{", metrics, re.MULTILINE))
-        assert _wanted() <= told
         assert f'statelog_worker_tables{{log="{log_name}"}} 2.0' in metrics
         assert f'statelog_disk_free_bytes{{path="{tmp_path / "state"}"}}' in metrics
         process.send_signal(signal.SIGTERM)
