@@ -3,6 +3,7 @@
 import datetime
 import decimal
 import enum
+import json
 import math
 from collections import Counter, OrderedDict
 from dataclasses import dataclass
@@ -100,6 +101,29 @@ def test_too_many_levels_are_refused() -> None:
     for value in (around, deep, [deep, b""]):
         with pytest.raises(InvalidChange, match=r"deeply|bytes"):
             encode_json(value, 1)
+
+
+@pytest.mark.parametrize("is_dict", [True, False])
+def test_a_value_has_at_most_200_levels(is_dict: bool) -> None:
+    """What was taken can be read from deep inside of a program's own calls; one level more is refused at each door."""
+
+    def nested(levels: int) -> Any:
+        value: Any = 1
+        for _ in range(levels):
+            value = {"a": value} if is_dict else [value]
+        return value
+
+    def read_below(calls: int, text: bytes) -> object:
+        return read_below(calls - 1, text) if calls else decode_json(text)
+
+    text = encode_json(nested(200), b"k")
+    assert read_below(500, text) == nested(200)
+    check_json(pa.array([text]), pa.array([b"k"]))
+    with pytest.raises(InvalidChange, match=r"nested too deeply.*at most 200 levels"):
+        encode_json(nested(201), b"k")
+    with pytest.raises(InvalidChange, match="nested too deeply"):
+        check_json(pa.array([json.dumps(nested(201)).encode()]), pa.array([b"k"]))
+    assert decode_json(encode_json("[" * 300, b"k")) == "[" * 300
 
 
 def test_a_value_that_claims_nothing_is_refused() -> None:

@@ -20,6 +20,8 @@ _ROOT = "value"
 _ENCODER = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":"))
 _DECODER = json.JSONDecoder()
 _SCALARS = frozenset((str, int, float, bool))
+_MOST_LEVELS = 200
+"""So deep a value can be read from any depth of a program's own calls: Python's decoder counts both."""
 _ESCAPE = b"\\u"
 """How an escape begins, which may stand for a character that has no UTF-8."""
 
@@ -30,15 +32,18 @@ def encode_json(value: object, key: object) -> bytes:
         raise InvalidChange("a value is None", hint="To remove a key, delete it", key=_shown(key), field=_ROOT)
     try:
         text = _ENCODER.encode(value)
-        if type(value) in _SCALARS or _DECODER.decode(text) == value:
+        is_flat = _opens(text) <= _MOST_LEVELS or _levels(value) <= _MOST_LEVELS
+        if type(value) in _SCALARS or (is_flat and _DECODER.decode(text) == value):
             return text.encode()
     except (TypeError, ValueError, RecursionError):
         pass
+    too_deep = _ROOT, "is nested too deeply, or contains itself", f"Give at most {_MOST_LEVELS} levels"
     try:
-        path, problem, hint = next(_faults(value, _ROOT), (_ROOT, "does not come back equal from JSON", _HINT))
+        is_deep = _levels(value) > _MOST_LEVELS
+        found = None if is_deep else next(_faults(value, _ROOT), None)
+        path, problem, hint = found or (too_deep if is_deep else (_ROOT, "does not come back equal from JSON", _HINT))
     except RecursionError:
-        path, problem = _ROOT, "is nested too deeply, or contains itself"
-        hint = "Give fewer levels"
+        path, problem, hint = too_deep
     raise InvalidChange(f"a value {problem}", hint=hint, key=_shown(key), field=path)
 
 
@@ -64,8 +69,24 @@ def check_json(column: pa.Array, keys: pa.Array) -> None:
             raise InvalidChange(
                 f"a value is not JSON: {error}", hint=hint, key=_shown(keys[row].as_py()), field=_ROOT
             ) from None
-        if value is None or _ESCAPE in text:
+        if value is None or _ESCAPE in text or text.count(b"[") + text.count(b"{") > _MOST_LEVELS:
             encode_json(value, keys[row].as_py())
+
+
+def _opens(text: str) -> int:
+    return text.count("[") + text.count("{")
+
+
+def _levels(value: object) -> int:
+    """Return how deeply lists and dicts are nested. Raises RecursionError."""
+    inner: list[object] = []
+    if isinstance(value, dict):
+        inner = list(cast("dict[object, object]", value).values())
+    elif isinstance(value, list):
+        inner = cast("list[object]", value)
+    else:
+        return 0
+    return 1 + max(map(_levels, inner), default=0)
 
 
 def _no_number(text: str) -> NoReturn:
