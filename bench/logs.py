@@ -17,12 +17,22 @@ from statelog.log import Log, LogOptions, Where
 from statelog.producer import Writer
 from statelog.recovery import recover
 from statelog.schemas.arrays import taken
-from statelog.schemas.changes.replay_plan import ReplayPlan
+from statelog.schemas.changes.replay_plan import ReplayPlan, joined
 from statelog.schemas.key_groups import key_groups_of, partition_starts
 
-__all__ = ["bench_log", "bench_where", "bulk_append", "least_chunks", "passed_over", "put_singly", "read_records"]
+__all__ = [
+    "IN_LEDGER",
+    "bench_log",
+    "bench_where",
+    "bulk_append",
+    "least_chunks",
+    "passed_over",
+    "put_singly",
+    "read_records",
+]
 
 PARTITIONS = 8
+IN_LEDGER = -1
 _KEY_GROUPS = 128
 _PIECE_ROWS = 50_000
 _HEAD_BYTES = 96
@@ -96,7 +106,7 @@ def read_records(log: Log) -> Iterator[Record]:
 
 
 def read_planned(log: Log, plan: ReplayPlan) -> Iterator[Record]:
-    """Yield every record that the plan names, by the client alone."""
+    """Yield every record that the plan names, by the client alone. Those of the ledger have the partition IN_LEDGER."""
     with closing(log.kafka.reader(log.data_topic)) as reader:
         for number in range(max(map(len, plan.ranges.values()), default=0)):
             wanted = {
@@ -105,6 +115,11 @@ def read_planned(log: Log, plan: ReplayPlan) -> Iterator[Record]:
                 if number < len(found)
             }
             yield from reader.read(wanted, stall_timeout_s=_STALL_S)
+    places = [(one.record.offset, one.record.offset + 1) for one in plan.carried.values()]
+    with closing(log.kafka.reader(log.ledger_topic)) as reader:
+        for start, end in joined(places) if places else ():
+            for record in reader.read({0: OffsetRange(start, end)}, stall_timeout_s=_STALL_S):
+                yield record._replace(partition=IN_LEDGER)
 
 
 def passed_over(records: Iterator[Record]) -> int:

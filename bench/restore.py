@@ -25,11 +25,12 @@ import pyarrow.parquet as pq
 import xxhash
 
 from bench.figures import Figure, Took, rate, timed
-from bench.logs import bench_log, bulk_append, passed_over, read_records
+from bench.logs import IN_LEDGER, bench_log, bulk_append, passed_over, read_records
 from bench.plain import plain_topic
 from bench.setting import Setting
 from bench.tables import open_table
 from bench.workload import batches, every_key, pairs
+from statelog.kafka.port import Record
 from statelog.log import Log
 from statelog.materializer.outcome import CompletedRound
 from statelog.materializer.round import run_round
@@ -37,6 +38,7 @@ from statelog.materializer.settings import MaterializerSettings
 from statelog.pending import Pending
 from statelog.recovery import recover
 from statelog.schemas.changes.chunk import decode_head
+from statelog.schemas.ledger.records import Commit, decode
 from statelog.schemas.ledger.state import LastCommit
 from statelog.tables import TableSettings
 
@@ -208,13 +210,16 @@ def _newest_of(changes: pa.Table) -> list[pa.RecordBatch]:
 
 
 def _checked_batches(log: Log) -> Callable[[], Iterator[tuple[int, pa.RecordBatch]]]:
-    begins = {(one.partition, one.offset): _batch_at(one.value) for one in read_records(log)}
+    begins = {(one.partition, one.offset): _batch_at(one) for one in read_records(log)}
     schema = log.change_schema(0)
 
     def batches_of_chunks() -> Iterator[tuple[int, pa.RecordBatch]]:
         for one in read_records(log):
             xxhash.xxh3_64_intdigest(one.value)
-            message = pa.ipc.read_message(pa.py_buffer(one.value).slice(begins[one.partition, one.offset]))
+            at = begins[one.partition, one.offset]
+            if at is None:
+                continue
+            message = pa.ipc.read_message(pa.py_buffer(one.value).slice(at))
             batch = pa.ipc.read_record_batch(message, schema)
             batch.validate(full=True)
             yield one.partition, batch
@@ -222,10 +227,14 @@ def _checked_batches(log: Log) -> Callable[[], Iterator[tuple[int, pa.RecordBatc
     return batches_of_chunks
 
 
-def _batch_at(value: bytes) -> int:
-    decoded = decode_head(value)
+def _batch_at(record: Record) -> int | None:
+    """Return where the changes of a chunk begin, or those of a commit that carries them; None for others."""
+    if record.partition == IN_LEDGER:
+        commit = decode(record.value)
+        return commit.batch_start if isinstance(commit, Commit) and commit.inline else None
+    decoded = decode_head(record.value)
     assert decoded is not None, "a log of the benchmark's own has chunks and nothing else"
-    return decoded[1]
+    return decoded[1] if decoded[1] < len(record.value) else None
 
 
 def _in_turns(setting: Setting, *works: Callable[[], object]) -> list[list[Took]]:
