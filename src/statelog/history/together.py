@@ -15,7 +15,7 @@ Invariants:
 
 from collections import deque
 from collections.abc import Generator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from threading import Event, Lock, local
 from typing import Protocol
@@ -201,7 +201,11 @@ class GroupCommit:
     def _with_others(self, history: Sends, producer: Producer, commit: Commit) -> Landed:
         mine = _GroupedCommit(commit)
         self._waiting.append(mine)
-        group = self._group_of(mine)
+        try:
+            group = self._group_of(mine)
+        finally:  # No thread sends the commit of one that was interrupted while it waited.
+            with self._lock, suppress(ValueError):
+                self._waiting.remove(mine)
         if group is not None:
             self._send(history, producer, group)
         if mine.error is not None:

@@ -76,7 +76,7 @@ class _Threads:
 
 
 def _wait_until(is_so: Any) -> None:
-    until_s = time.monotonic() + 30
+    until_s = time.monotonic() + 10
     while not is_so():
         assert time.monotonic() < until_s, "it does not come"
         time.sleep(0.001)
@@ -142,6 +142,36 @@ def test_an_interrupted_sender_leaves_nobody_waiting(twin: TwinLog, log: Log, mo
         ends = {type(commits[one].exception(30)) for one in range(1, _COUNT)}
         assert ends == {KeyboardInterrupt, type(None)}
     assert recover(log).to_dict()[key_in(log, 0)] == b"1"
+
+
+def test_an_interrupted_waiter_has_its_commit_sent_by_nobody(
+    twin: TwinLog, log: Log, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """If a thread is interrupted before another one has sent its commit, that commit is never sent."""
+    with ExitStack() as opened:
+        threads = _Threads(log, opened)
+        threads.delay_next(twin)
+        first = threads.commit(0, b"1")
+        _wait_until(lambda: cast("Any", log.history)._group._is_sending)
+
+        def interrupted(*_: object) -> None:
+            raise KeyboardInterrupt
+
+        with monkeypatch.context() as patch:
+            patch.setattr(GroupCommit, "_group_of", interrupted)
+            with pytest.raises(KeyboardInterrupt):
+                threads.commit(1, b"1").result(30)
+        third = threads.commit(2, b"1")
+        _wait_until(
+            lambda: [one.commit.epoch for one in cast("Any", log.history)._group._waiting] == [_epoch(threads, 2)]
+        )
+        twin.cluster.release()
+        assert first.result(30).offset + 1 == third.result(30).offset
+    assert recover(log).to_dict() == {key_in(log, one): b"0" if one == 1 else b"1" for one in range(_COUNT)}
+
+
+def _epoch(threads: _Threads, partition: int) -> int:
+    return threads.writers[partition].grant.epoch
 
 
 class _Interrupting:
