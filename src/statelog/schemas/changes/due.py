@@ -1,0 +1,69 @@
+"""`due`: the time from which a row is expired, as an optional column of changes. Pure.
+
+Changes have the column only where a row has a due; other changes have no such column, in memory, in chunks and in runs.
+Where both meet they are joined by `concat_changes`, which fills the missing column with nulls. So whoever does not use
+dues pays nothing, in bytes or in time.
+
+Only the owner of a table compares a due with a clock. For everybody else it is a column like any other.
+
+Invariants:
+- The column is the last one, in milliseconds since 1970 in UTC. A delete has no due.
+- Nothing here reads a clock.
+"""
+
+import math
+from collections.abc import Sequence
+from datetime import datetime
+from typing import TypeAlias
+
+import pyarrow as pa
+
+from statelog.errors import InvalidChange
+
+When: TypeAlias = "float | datetime"
+"""A time: seconds since 1970, or a datetime with a time zone."""
+DUE = pa.field("due", pa.timestamp("ms", tz="UTC"))
+DUE_MS_MAX = 253_402_300_799_999
+"""The last millisecond of the year 9999: Python has no later one."""
+_COLUMNS = 4
+
+
+def due_ms_of(due: object) -> int:
+    """Return a time as milliseconds since 1970, rounded up so that nothing expires before its time.
+
+    `due`: seconds since 1970, or a datetime with a time zone. Raises InvalidChange.
+    """
+    if isinstance(due, datetime):
+        if due.utcoffset() is None:
+            raise _refused(due, "it has no time zone")
+        due = due.timestamp()
+    if isinstance(due, bool) or not isinstance(due, int | float):
+        raise _refused(due, "it is no time")
+    if not math.isfinite(due) or not 0 <= (due_ms := math.ceil(round(due * 1000, 3))) <= DUE_MS_MAX:
+        raise _refused(due, "it is outside of the years 1970 to 9999")
+    return due_ms
+
+
+def _refused(due: object, problem: str) -> InvalidChange:
+    hint = "Give seconds since 1970, such as `time.time() + 600`, or a datetime with a time zone"
+    return InvalidChange(f"the due {due!r:.100} is refused: {problem}", hint=hint)
+
+
+def has_due(changes: pa.Table | pa.RecordBatch) -> bool:
+    """Return whether changes have the column."""
+    return changes.num_columns > _COLUMNS
+
+
+def with_due(schema: pa.Schema) -> pa.Schema:
+    """Return a schema of changes with the column."""
+    return schema if len(schema) > _COLUMNS else schema.append(DUE)
+
+
+def without_due(schema: pa.Schema) -> pa.Schema:
+    """Return a schema of changes without the column."""
+    return pa.schema(list(schema)[:_COLUMNS])
+
+
+def concat_changes(tables: Sequence[pa.Table]) -> pa.Table:
+    """Concatenate tables of changes, at least one, without a copy. One with dues gives all of them the column."""
+    return pa.concat_tables(tables, promote_options="default")
