@@ -20,7 +20,7 @@ import pyarrow as pa
 
 from statelog.errors import InvalidChange
 
-When: TypeAlias = "float | datetime"
+When: TypeAlias = float | datetime
 """A time: seconds since 1970, or a datetime with a time zone."""
 DUE = pa.field("due", pa.timestamp("ms", tz="UTC"))
 DUE_MS_MAX = 253_402_300_799_999
@@ -67,3 +67,9 @@ def without_due(schema: pa.Schema) -> pa.Schema:
 def concat_changes(tables: Sequence[pa.Table]) -> pa.Table:
     """Concatenate tables of changes, at least one, without a copy. One with dues gives all of them the column."""
     return pa.concat_tables(tables, promote_options="default")
+
+
+def dues_of(changes: pa.RecordBatch) -> list[int | None]:
+    """Return the dues of changes that have the column, in milliseconds; None for a row without one."""
+    found: list[int | None] = changes.column(_COLUMNS).view(pa.int64()).to_pylist()
+    return found

@@ -19,6 +19,19 @@ Invariants:
 - A key group leaves `missing` only when all its rows are local, and its deletes are forgotten only after that. A reader
   that finds no key here, and then finds the key group complete, must read here once more, and not the snapshot.
 
+Rows may have a due, in milliseconds since 1970. A store remembers dues and finds the earliest ones, but it reads no
+clock. `State` does, for an owner.
+
+    apply(changes, place, dues)           each change sets the due of its key, or removes it
+    load(table), fill(table)              the same by the column `due`; a table without it has no dues
+    due_ms(key)                           the due of a local key
+    is_timed, earliest_due_ms             whether any local key has a due, and the earliest one
+    overdue(now_ms, most, is_wanted)      local keys that are due, with their dues, oldest first
+    overdue_count(now_ms)                 how many they are
+    items(..., now_ms), range(...)        scans without the rows that are due at a time; with None all rows
+
+Dues are part of what is committed: all invariants above hold for them. A store without dues pays nothing for them.
+
 A database describes itself in records, in a column family of their own: docs/protocol-table.md.
 """
 
@@ -39,10 +52,12 @@ from statelog.producer.committer import GrantHolder
 from statelog.recovery import Recovery
 from statelog.schemas.arrays import column_of
 from statelog.schemas.changes.changes import DELETE, deletes_and_puts
+from statelog.schemas.changes.due import dues_of, has_due
 from statelog.schemas.descriptor import Descriptor
 from statelog.schemas.ledger.place import LastRecord, LogIdentity, Place
 from statelog.schemas.ledger.state import NO_EPOCH, LedgerState
 from statelog.schemas.values.schema import ValueSchema
+from statelog.tables.state.dues import NO_DUES, DueIndex, DueKey, Dues, IsWanted
 from statelog.tables.state.keys import KeyRule
 from statelog.tables.state.values import ValueRule
 
@@ -203,7 +218,14 @@ class DictStore:
     It raises nothing. A store on a disk raises Corrupt, and in every change StorageFull and StoreUnavailable.
     """
 
-    def __init__(self, keys: KeyRule, values: ValueRule, state: dict[Any, Any], missing: Missing = NOTHING) -> None:
+    def __init__(
+        self,
+        keys: KeyRule,
+        values: ValueRule,
+        state: dict[Any, Any],
+        missing: Missing = NOTHING,
+        dues: Dues = NO_DUES,
+    ) -> None:
         self._keys = keys
         self._values = values
         self._state = state
@@ -212,6 +234,9 @@ class DictStore:
         self.first_position = missing.first_position
         """The position from which on the changes of missing key groups are here."""
         self._deleted: dict[int, set[Any]] = {}
+        self._dues = DueIndex(dues)
+        self.due_ms: Callable[[Any], int | None] = self._dues.get
+        """Return the due of a key, None if it has none."""
         self.get: Callable[[Any], Any] = state.get
         """Return the value of a key, None if there is none. It is the dict's own method: every read calls it."""
 
@@ -232,21 +257,33 @@ class DictStore:
     def __len__(self) -> int:
         return len(self._state)
 
-    def items(self, key_groups: Sequence[int] | None) -> Iterator[tuple[Any, Any]]:
-        """Iterate over keys and values of these key groups (None: all), in any order."""
+    def items(self, key_groups: Sequence[int] | None, now_ms: int | None = None) -> Iterator[tuple[Any, Any]]:
+        """Iterate over keys and values of these key groups (None: all), in any order.
+
+        `now_ms`: leave out rows that are due at this time.
+        """
         if key_groups is None:
-            return iter(self._state.items())
+            return self._showing(iter(self._state.items()), now_ms)
         keys, wanted = list(self._state), frozenset(key_groups)
         chosen = (key for key, group in zip(keys, self._keys.groups_of(keys), strict=True) if group in wanted)
-        return ((key, self._state[key]) for key in chosen)
+        return self._showing(((key, self._state[key]) for key in chosen), now_ms)
 
-    def range(self, start: Any, end: Any, *, reverse: bool = False) -> Iterator[tuple[Any, Any]]:
+    def range(
+        self, start: Any, end: Any, *, reverse: bool = False, now_ms: int | None = None
+    ) -> Iterator[tuple[Any, Any]]:
         """Iterate over keys and values from `start` on and below `end` (None: no bound), in key order or in reverse.
 
-        Sorts a copy of the wanted keys; values are taken as they are read.
+        Sorts a copy of the wanted keys; values are taken as they are read. `now_ms`: as in `items`.
         """
         keys = (key for key in self._state if (start is None or key >= start) and (end is None or key < end))
-        return ((key, self._state[key]) for key in sorted(keys, reverse=reverse))
+        return self._showing(((key, self._state[key]) for key in sorted(keys, reverse=reverse)), now_ms)
+
+    def _showing(self, rows: Iterator[tuple[Any, Any]], now_ms: int | None) -> Iterator[tuple[Any, Any]]:
+        earliest_ms = self.earliest_due_ms
+        if now_ms is None or earliest_ms is None or now_ms < earliest_ms:
+            return rows
+        due_ms = self.due_ms
+        return (row for row in rows if not ((due := due_ms(row[0])) is not None and due <= now_ms))
 
     def unchanged(self, rows: pa.Table) -> pa.Table:
         """Return the rows of a snapshot that no local change replaces."""
@@ -260,19 +297,49 @@ class DictStore:
         is_changed = np.fromiter(map(changed.__contains__, keys), np.bool_, len(keys))
         return rows.filter(column_of(~is_changed))
 
+    # ---- dues
+
+    @property
+    def is_timed(self) -> bool:
+        """Whether any local key has a due."""
+        return bool(self._dues)
+
+    @property
+    def earliest_due_ms(self) -> int | None:
+        """The earliest due of the local keys; None if none has one."""
+        return self._dues.earliest_ms
+
+    def overdue(self, now_ms: int, most: int, is_wanted: IsWanted) -> list[DueKey]:
+        """Return up to `most` wanted local keys that are due at `now_ms`, with their dues, oldest first."""
+        return self._dues.overdue(now_ms, most, is_wanted)
+
+    def overdue_count(self, now_ms: int) -> int:
+        """Count the local keys that are due at `now_ms`."""
+        return self._dues.overdue_count(now_ms)
+
     # ---- changes
 
-    def apply(self, changes: dict[Any, Any], place: StatePlace) -> None:  # noqa: ARG002 - a dict is lost with its place
-        """Take committed changes, where None deletes, and the place of the state that they make."""
+    def apply(
+        self,
+        changes: dict[Any, Any],
+        place: StatePlace,  # noqa: ARG002 - a dict is lost with its place
+        dues: Dues = NO_DUES,
+    ) -> None:
+        """Take committed changes, where None deletes, and the place of the state that they make.
+
+        `dues`: the dues of changed keys; a changed key that is not in it has none any more.
+        """
         deleted = [key for key, value in changes.items() if value is None]
         if self.missing:  # Deletes are remembered first.
             for key in deleted:
                 self._remember(self._keys.group(key), key)
         self._state.update(changes)
         deque(map(self._state.pop, deleted), maxlen=0)
+        if dues or self._dues:
+            self._dues.change(changes, dues)
 
     def load(self, changes: pa.Table) -> None:
-        """Take committed changes (key_group, op, key, value) in bulk, ahead of the place that they lead to.
+        """Take committed changes (key_group, op, key, value, maybe due) in bulk, ahead of the place they lead to.
 
         They are the newest of each key between the store's place and the one that `move` gives next. They are of the
         table's key groups only, with values in the table's value schema. Any number of tables may come before `move`,
@@ -292,6 +359,10 @@ class DictStore:
             deque(map(self._state.pop, self._keys.of_columns(deleted), repeat(None)), maxlen=0)
             keys = self._keys.of_columns(puts)
             self._state.update(zip(keys, self._values.of_column(puts.column("value"), keys), strict=True))
+            if has_due(rows) or self._dues:
+                dues = zip(keys, dues_of(puts) if has_due(rows) else (), strict=False)
+                timed = {key: due_ms for key, due_ms in dues if due_ms is not None}
+                self._dues.change(self._keys.of_columns(rows), timed)
 
     def _remember(self, group: int, key: Any) -> None:
         if group in self.missing:
