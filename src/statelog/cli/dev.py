@@ -4,7 +4,7 @@ from pathlib import Path
 
 import click
 
-from statelog.cli.output import Output
+from statelog.cli.output import CliOutput
 from statelog.errors import BrokerUnavailable, NotFound
 from statelog.log.where import ONE_BROKER
 from statelog.operate.report import Report
@@ -33,7 +33,7 @@ def command() -> None:
 @_json_option
 def start_command(port: int | None, root: str | None, heap_mb: int, directory: Path, as_json: bool) -> None:
     """Start the broker."""
-    output = Output(as_json=as_json)
+    output = CliOutput(as_json=as_json)
     broker = start(directory, port, heap_mb=heap_mb, on_step=lambda step: output.notice(f"{step} ..."))
     root = root or f"file://{directory / 'logs'}"
     facts = {
@@ -54,7 +54,7 @@ def start_command(port: int | None, root: str | None, heap_mb: int, directory: P
 @_json_option
 def stop_command(directory: Path, as_json: bool) -> None:
     """Stop the broker."""
-    Output(as_json=as_json).report(Report("development broker", {"stopped": stop(directory)}))
+    CliOutput(as_json=as_json).report(Report("development broker", {"stopped": stop(directory)}))
 
 
 @command.command("status", help="Show the broker's status. Exit code 3: not started; 4: not ready.")
@@ -72,7 +72,7 @@ def status_command(directory: Path, as_json: bool) -> None:
         "directory": str(directory),
         "log": str(found.log_path),
     }
-    Output(as_json=as_json).report(Report("development broker", facts))
+    CliOutput(as_json=as_json).report(Report("development broker", facts))
     if found.pid is None:
         raise NotFound("the development broker is not started", hint="Start it with: statelog dev start")
     if found.reason:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import click
 import pyarrow as pa
 
-from statelog.cli.output import Output
+from statelog.cli.output import CliOutput
 from statelog.cli.session import Session, connected, log_argument, stopped_by_signals
 from statelog.cli.streams import check_stdout
 from statelog.cli.which_state import From, Start, bytes_option, lease_option, parse_from, parse_key_groups
@@ -105,7 +105,7 @@ class _Follower:
     """
 
     feed: CommitFeed
-    output: Output
+    output: CliOutput
     control: Control
     writers: frozenset[str]
     keys: pa.Array | None
@@ -213,7 +213,7 @@ class _Follower:
             raise KeyboardInterrupt
 
 
-def _at(log: Log, start: Start, output: Output, *, once: bool) -> AtPosition | None:
+def _at(log: Log, start: Start, output: CliOutput, *, once: bool) -> AtPosition | None:
     """Return the state after which commits are printed; None for the newest. Warn if the time is in the future."""
     match start:
         case From.NOW | From.STATE:

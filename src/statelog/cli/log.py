@@ -9,7 +9,7 @@ from typing import Any
 
 import click
 
-from statelog.cli.output import Output, confirm
+from statelog.cli.output import CliOutput, confirm
 from statelog.cli.session import FILE, Session, connected, log_argument, materializer_settings
 from statelog.errors import ConfigError
 from statelog.log import Log, LogOptions, accept_data_loss, accept_ledger_loss
@@ -208,7 +208,7 @@ def _show(session: Session, log: Log, lost: Sequence[LossRange], *, is_dry: bool
         raise ConfigError("give --range, once or more, or --ledger", hint=hint)
     typed = " ".join(map(shown_range, lost))
     facts, along = {"log": log.name, "ranges": typed}, taken_along(log, lost)
-    output = Output(as_json=session.output.as_json, to_stderr=not is_dry)  # The result follows.
+    output = CliOutput(as_json=session.output.as_json, to_stderr=not is_dry)  # The result follows.
     output.report(Report(f"commits with changes in {typed} of {log.name}", facts, (along,)))
 
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import click
 
-from statelog.cli.output import OTHER, Output
+from statelog.cli.output import OTHER, CliOutput
 from statelog.cli.serve import JsonLogLines, listen_options, observing, one_health
 from statelog.cli.session import Session, complete_log, connected, materializer_settings, stopped_by_signals
 from statelog.cli.streams import discard_stdout
@@ -97,7 +97,7 @@ def command(
 ) -> None:
     """Materialize logs."""
     if log_format is not None:
-        session = replace(session, output=JsonLogLines() if log_format == "json" else Output(as_json=False))
+        session = replace(session, output=JsonLogLines() if log_format == "json" else CliOutput(as_json=False))
     if is_all == bool(names):
         raise Misuse("name the logs, or give --all")
     name, *others = names or ("",)
@@ -224,7 +224,7 @@ def _wait_for_log(session: Session, name: str, control: Control) -> bool:
 class EventLines:
     """Prints events, on any thread. If standard output fails, the daemon stops with an error: its work is not done."""
 
-    def __init__(self, output: Output, control: Control) -> None:
+    def __init__(self, output: CliOutput, control: Control) -> None:
         self._output = output
         self._control = control
         self._problem: OSError | None = None

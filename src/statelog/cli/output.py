@@ -74,7 +74,7 @@ def exit_code(error: StatelogError) -> int:
     return next((code for kinds, code in _CODES if isinstance(error, kinds)), OTHER)
 
 
-class Output:
+class CliOutput:
     """Prints reports, lines and warnings in the form that the caller wants."""
 
     def __init__(self, *, as_json: bool, to_stderr: bool = False) -> None:

@@ -150,9 +150,9 @@ class Program(click.Group):
 def _failed(error: Exception | KeyboardInterrupt, *, as_json: bool, interrupted: bool) -> int:
     """Report an error and return the exit code. A defect of statelog is raised again unchanged."""
     # Imported late: a successful run without Kafka and Arrow must not wait for them.
-    from statelog.cli.output import INTERRUPTED, MISUSE, OK, Output, exit_code
+    from statelog.cli.output import INTERRUPTED, MISUSE, OK, CliOutput, exit_code
 
-    is_unread, output = isinstance(error, BrokenPipeError) and is_stdout_unread(), Output(as_json=as_json)
+    is_unread, output = isinstance(error, BrokenPipeError) and is_stdout_unread(), CliOutput(as_json=as_json)
     if is_unread:
         discard_stdout()
     if interrupted or isinstance(error, KeyboardInterrupt):

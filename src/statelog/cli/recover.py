@@ -12,7 +12,7 @@ from typing import Any
 import click
 import pyarrow as pa
 
-from statelog.cli.output import Output
+from statelog.cli.output import CliOutput
 from statelog.cli.progress import PlainBar, open_bar
 from statelog.cli.session import FILE, Session, connected, log_argument
 from statelog.cli.which_state import at_options, bytes_option, lease_option, parse_key_groups
@@ -80,7 +80,7 @@ def command(
     if snapshot:
         session.output.warning(f"read without Kafka: commits after position {recovery.position} are not included")
     # Rows and summary go to different streams.
-    output = Output(as_json=as_json, to_stderr=True) if target["to_json"] == STDOUT else session.output
+    output = CliOutput(as_json=as_json, to_stderr=True) if target["to_json"] == STDOUT else session.output
     output.report(report)
 
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from statelog.cli.output import Output
+from statelog.cli.output import CliOutput
 from statelog.cli.session import FILE, Session, connected, materializer_settings, stopped_by_signals
 from statelog.errors import ConfigError
 from statelog.formatting import as_json, show_duration, show_time
@@ -134,8 +134,8 @@ def one_health(
     return Health(logs=[health_of_member(state)])
 
 
-class JsonLogLines(Output):
-    """Output whose lines are JSON objects with time and level, including warnings, on standard output only."""
+class JsonLogLines(CliOutput):
+    """CliOutput whose lines are JSON objects with time and level, including warnings, on standard output only."""
 
     def __init__(self) -> None:
         super().__init__(as_json=True)

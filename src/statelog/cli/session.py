@@ -14,7 +14,7 @@ from typing import Any, Concatenate, ParamSpec, cast
 
 import click
 
-from statelog.cli.output import Output
+from statelog.cli.output import CliOutput
 from statelog.environment import begin, start_thread
 from statelog.errors import ConfigError
 from statelog.log import Log, Where
@@ -40,7 +40,7 @@ class Session:
     """One run of a command: its configuration and its output."""
 
     config: Config
-    output: Output
+    output: CliOutput
 
     @contextmanager
     def open_log(self, name: str, rights: Rights = NO_RIGHTS) -> Generator[Log]:
@@ -94,7 +94,7 @@ def complete_log(context: click.Context, _parameter: click.Parameter, begun: str
     def names() -> list[str]:
         flags = flag_layer({"root": given.get("root")}, (), given.get("storage") or ())
         config = merge(config_layers(given.get("config_file"), os.environ, flags))
-        return log_names(Session(config=config, output=Output(as_json=True)).where_without_kafka())
+        return log_names(Session(config=config, output=CliOutput(as_json=True)).where_without_kafka())
 
     with redirect_stderr(StringIO()):  # Output of libraries would land in the line that the person types.
         asked = begin(start_thread, names)
@@ -159,7 +159,7 @@ def connected(command: Callable[Concatenate[Session, P], None]) -> Callable[P, N
     @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
     @functools.wraps(command)
     def with_session(*args: Any, **options: Any) -> None:
-        output, unsafe = Output(as_json=options.pop("as_json")), options.pop("allow_unsafe")
+        output, unsafe = CliOutput(as_json=options.pop("as_json")), options.pop("allow_unsafe")
         values = {name: options.pop(name) for name in ("bootstrap", "root")}
         values["allow_unsafe"] = tuple(name for text in unsafe for name in read_names(text)) if unsafe else None
         # Options of a single command that set keys of the configuration.

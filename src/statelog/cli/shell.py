@@ -6,7 +6,7 @@ Imports no other package than `versions`.
 import click
 from click.shell_completion import get_completion_class
 
-from statelog.cli.output import Output
+from statelog.cli.output import CliOutput
 from statelog.errors import ConfigError
 from statelog.operate.report import Report
 from statelog.operate.versions import versions
@@ -32,4 +32,4 @@ def completion(context: click.Context, shell: str) -> None:
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def print_versions(as_json: bool) -> None:
     """Print versions."""
-    Output(as_json=as_json).report(Report("statelog", versions()))
+    CliOutput(as_json=as_json).report(Report("statelog", versions()))

@@ -38,6 +38,10 @@ COPIER = "statelog.copy"
 """A reserved writer name: its last commit in a copied log names the origin and the place."""
 
 
+SENDER = "statelog.outputs"
+"""The meta record of a writer that has ever sent messages: the id of the reading that publishes them."""
+
+
 def check_writer_name(name: object) -> str:
     """Return `name`, or raise InvalidName. The reserved name is refused, too."""
     checked = check_name("writer", name)

@@ -1,6 +1,7 @@
 """The worked examples of the format documents."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from typing import NamedTuple
 
@@ -15,11 +16,14 @@ from statelog.schemas.ledger.place import LastRecord, LogIdentity, Place
 from statelog.schemas.ledger.records import AcceptLoss, Commit, Commits, LossRange, Mark, Open, Restart
 from statelog.schemas.ledger.state import LedgerState, LiveEpoch, PartitionState, WriterState
 from statelog.schemas.names import DESCRIPTOR_PATH, MANIFESTS, lease_path, subscription_path
+from statelog.schemas.outputs.chunk import encode_output_chunk
+from statelog.schemas.outputs.output import Output
 from statelog.schemas.snapshot.claims import Lease, Subscription
 from statelog.schemas.snapshot.manifest import Anchor, Manifest, next_manifest
 from statelog.schemas.snapshot.run_ref import RunRef
 from statelog.schemas.snapshot.runs import RowGroupSpan, RunIndex
 from tests.support.samples.chunks import rows_batch
+from tests.support.samples.outputs import outputs_in
 
 __all__ = ["EXAMPLES", "Example"]
 
@@ -70,6 +74,22 @@ def _inline_commit() -> Commit:
         inline=inline,
         batch=batch,
     )
+
+
+def _output() -> Output:
+    return Output("t", b"v", b"k", (("h", None),))
+
+
+def _output_handle() -> Handle:
+    step = replace(_handle().steps[0], outputs=(Entry(1, 1, 2, 30, 4096, 9, 12, 0x1122334455667788, b"", (1,)),))
+    return replace(_handle(), steps=(step,))
+
+
+def _output_chunk() -> bytes:
+    seen = Place(2, LastRecord.of(1, ledger.encode(_open())))
+    return encode_output_chunk(
+        epoch=1, nonce=_NONCE, sqn=1, index=0, witness=seen, key=_NONCE, outputs=[_output()]
+    ).value
 
 
 def _commits() -> Commits:
@@ -172,6 +192,10 @@ def _examples() -> dict[str, Example]:
         "restart": Example("format-ledger", restart, ledger.encode(restart), b"", ledger.decode),
         "accept-loss": Example("format-ledger", loss, ledger.encode(loss), b"", ledger.decode),
         "handle": Example("format-ledger", handle, handle.to_bytes(), b"", Handle.from_bytes),
+        "output-handle": Example(
+            "format-ledger", _output_handle(), _output_handle().to_bytes(), b"", Handle.from_bytes
+        ),
+        "output-chunk": Example("format-output", [_output()], _output_chunk(), b"", outputs_in),
         "manifest": Example(
             "format-manifest",
             manifest,

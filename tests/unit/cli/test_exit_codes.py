@@ -13,7 +13,7 @@ from click.testing import CliRunner
 
 from statelog import errors
 from statelog.cli import output
-from statelog.cli.output import Output, exit_code
+from statelog.cli.output import CliOutput, exit_code
 from statelog.cli.program import COMMANDS, program
 from statelog.cli.progress import PlainBar
 from statelog.errors import (
@@ -133,12 +133,12 @@ def test_versions_are_json_for_programs() -> None:
 def test_an_error_has_what_where_and_what_to_do(capsys: pytest.CaptureFixture[str]) -> None:
     """An error on standard error has message, facts and hint, one a line. Programs get the same as JSON."""
     error = NotFound("no such thing", hint="Make it", log="x", offset=3)
-    Output(as_json=False).error(error)
+    CliOutput(as_json=False).error(error)
     out, err = capsys.readouterr()
     assert out == ""
     assert err == "error: no such thing [NotFound]\n  log: x\n  offset: 3\nhint: Make it\n"
 
-    Output(as_json=True).error(error)
+    CliOutput(as_json=True).error(error)
     assert json.loads(capsys.readouterr().err) == {
         "error": "NotFound",
         "message": "no such thing",
@@ -156,11 +156,11 @@ REPORT = Report(
 
 def test_a_report_is_plain_lines_or_json(capsys: pytest.CaptureFixture[str]) -> None:
     """Away from a terminal, people get lines with units, and programs get bare numbers."""
-    Output(as_json=False).report(REPORT)
+    CliOutput(as_json=False).report(REPORT)
     assert capsys.readouterr().out.splitlines() == [
         "size bytes: 2.0 KiB", "name: a\\x1b[31m", "missing: -", "", "rows:", "key\tn", "k\t1,000",
     ]  # fmt: skip
-    Output(as_json=True).report(REPORT)
+    CliOutput(as_json=True).report(REPORT)
     assert json.loads(capsys.readouterr().out) == {
         "size_bytes": 2048, "name": "a\x1b[31m", "missing": None, "rows": [{"key": "k", "n": 1000}],
     }  # fmt: skip
@@ -168,7 +168,9 @@ def test_a_report_is_plain_lines_or_json(capsys: pytest.CaptureFixture[str]) -> 
 
 def test_no_text_ends_its_line_or_its_column(capsys: pytest.CaptureFixture[str]) -> None:
     """A key or a value that contains line ends is one row."""
-    Output(as_json=False).report(Report("t", {"log": "a\nb"}, (Listing("rows", ("key", "value"), [("k\nx", "v\t1")]),)))
+    CliOutput(as_json=False).report(
+        Report("t", {"log": "a\nb"}, (Listing("rows", ("key", "value"), [("k\nx", "v\t1")]),))
+    )
     assert capsys.readouterr().out.splitlines() == ["log: a\\nb", "", "rows:", "key\tvalue", "k\\nx\tv\\t1"]
 
 

@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import pytest
 
-from statelog.cli.output import Output
+from statelog.cli.output import CliOutput
 from statelog.operate.report import Listing, Report
 
 NAMES = ["runs/" + digits * 4 + ".parquet" for digits in ("0123456789abcdef", "0123456799abcdef")]
@@ -19,7 +19,7 @@ def shown(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -
 
     def on_terminal(report: Report, columns: int) -> list[str]:
         monkeypatch.setenv("COLUMNS", str(columns))
-        output = Output(as_json=False)
+        output = CliOutput(as_json=False)
         output.on_terminal = True
         output.report(report)
         lines = capsys.readouterr().out.splitlines()
@@ -83,7 +83,7 @@ def test_a_table_without_rows_is_left_out_unless_it_is_the_answer(shown: Shown) 
 def test_off_a_terminal_headings_are_in_the_same_words_as_values(capsys: pytest.CaptureFixture[str]) -> None:
     """A heading has the same words as a fact: an `age_s` of 229 is an age of 3 min 49 s."""
     listing = Listing("truncation_bounds", ("held_by", "age_s"), [("manifest 1", 229.0)])
-    Output(as_json=False).report(Report("log", {"lag_age_s": 229.0}, (listing,)))
+    CliOutput(as_json=False).report(Report("log", {"lag_age_s": 229.0}, (listing,)))
     assert capsys.readouterr().out.splitlines() == [
         "lag age: 3 min 49 s",
         "",

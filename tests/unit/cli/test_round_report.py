@@ -37,11 +37,11 @@ def test_an_object_says_when_what_and_where_and_the_facts() -> None:
 _FULL = """
 import sys, threading
 from statelog.cli.materialize import EventLines
-from statelog.cli.output import Output
+from statelog.cli.output import CliOutput
 from statelog.materializer import Control, Event, EventKind
 
 control = Control()
-lines = EventLines(Output(as_json=False), control)
+lines = EventLines(CliOutput(as_json=False), control)
 told = threading.Thread(target=lines.tell, args=(Event(kind=EventKind.STOPPED, log="l", at_s=0.0),))
 told.start()
 told.join()

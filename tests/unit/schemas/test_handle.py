@@ -83,7 +83,7 @@ def test_every_mutation_of_a_handle_is_refused() -> None:
 def test_a_newer_handle_format_is_unknown() -> None:
     """A version above ours is an unknown format, and not damage."""
     data = bytearray(_three_steps().to_bytes())
-    data[4] += 1
+    data[4] = 3
     with pytest.raises(UnknownFormat):
         Handle.from_bytes(bytes(data))
 
@@ -147,7 +147,7 @@ def test_a_handle_has_the_bytes_of_its_schema() -> None:
     for handle in (_three_steps(), _of(), _of(GAPPED), several):
         steps = [_datum(step) for step in handle.steps]
         datum = datum_of(handle, identity=datum_of(handle.identity), **handle.base.to_fields("base"), steps=steps)
-        assert handle.to_record() == RecordCodec("handle").encode(datum)
+        assert handle.to_record() == RecordCodec("handle-1").encode(datum)
 
 
 def _datum(step: Step) -> Datum:
@@ -160,3 +160,67 @@ def _datum(step: Step) -> Datum:
         "gaps": [gap for entry in step.entries for gap in entry.gaps],
         "meta": step.meta,
     }
+
+
+# ---- messages
+
+
+def _sending() -> Handle:
+    """Return a handle whose second step lists messages, in two change sets."""
+    one, two, three = _three_steps().steps
+    outputs = (Entry(0, 2, 1, 5, 70, 20, 21, 1 << 63, b""), GAPPED._replace(sqn=3, key_groups=b""))
+    return replace(_three_steps(), steps=(one, replace(two, outputs=outputs), three))
+
+
+def test_a_handle_lists_messages_beside_changes() -> None:
+    """Messages are counted and listed by themselves, and survive the bytes; no sum of changes includes them."""
+    handle = _sending()
+    assert Handle.from_bytes(handle.to_bytes()) == handle
+    assert (handle.entries, handle.changes, handle.size_bytes) == (
+        _three_steps().entries, _three_steps().changes, _three_steps().size_bytes,
+    )  # fmt: skip
+    assert (handle.messages, len(handle.outputs)) == (14, 2)
+    assert [*handle.listed] == [*handle.entries, *handle.outputs]
+    assert handle.of_outputs.entries == handle.outputs
+    assert handle.of_outputs.outputs == ()
+
+
+def test_a_handle_of_messages_alone_is_not_quiet() -> None:
+    """A handle with messages has to be committed, even without a change."""
+    assert replace(_of(), steps=(Step(checkpoint_id=1, outputs=(GAPPED,)),)).is_quiet is False
+    assert _of().is_quiet
+
+
+def test_a_handle_without_messages_has_the_older_bytes() -> None:
+    """Only messages make a handle one of version 2, in a commit, too."""
+    assert (_three_steps().to_bytes()[4], _sending().to_bytes()[4]) == (1, 2)
+    assert _three_steps().to_record().startswith(RecordCodec("handle-1").prefix)
+    assert _sending().to_record().startswith(RecordCodec("handle").prefix)
+
+
+def test_every_mutation_of_a_handle_with_messages_is_refused() -> None:
+    """A flipped, missing or added byte is refused; a handle is never taken for one of another version."""
+    for damaged in mutations(_sending().to_bytes()):
+        with pytest.raises((Corrupt, UnknownFormat)):
+            Handle.from_bytes(damaged)
+
+
+def test_messages_have_the_bytes_of_their_schema() -> None:
+    """Messages have the bytes of their schema, although Avro's encoder does not write them."""
+    handle = _sending()
+    steps = [{**_datum(step), "outputs": [*map(_output_datum, step.outputs)]} for step in handle.steps]
+    datum = datum_of(handle, identity=datum_of(handle.identity), **handle.base.to_fields("base"), steps=steps)
+    assert handle.to_record() == RecordCodec("handle").encode(datum)
+
+
+def _output_datum(entry: Entry) -> Datum:
+    others = {"messages": entry.changes, "checksum": entry.checksum.to_bytes(8, "little"), "gaps": list(entry.gaps)}
+    return {**entry._asdict(), **others}
+
+
+@pytest.mark.parametrize("changed", [{"chunks": 0}, {"first_offset": -1}, {"end_offset": 4}, {"gaps": (0, 3, 1)}])
+def test_messages_of_impossible_numbers_are_corrupt(changed: dict[str, Any]) -> None:
+    """Contradicting numbers of messages are refused, whatever their checksum."""
+    data = replace(_of(), steps=(Step(checkpoint_id=1, outputs=(GAPPED._replace(**changed),)),)).to_bytes()
+    with pytest.raises(Corrupt):
+        Handle.from_bytes(data)

@@ -31,6 +31,7 @@ from statelog.schemas.topic_policy import Truncation, TruncationMode
 from statelog.store.run_reader import RunReader
 from tests.support.samples.chunks import chunk_of, rows_batch
 from tests.support.samples.format_examples import EXAMPLES
+from tests.support.samples.outputs import outputs_in
 from tests.support.samples.runs import LABEL, label_of, table_of
 
 _SAMPLES = Path(__file__).parents[2] / "support" / "samples"
@@ -68,6 +69,8 @@ _READ: dict[str, tuple[Callable[[bytes], object], object]] = {
     "accept-loss-1": (ledger.decode, EXAMPLES["accept-loss"].value),
     "restart-1": (ledger.decode, EXAMPLES["restart"].value),
     "handle-1": (Handle.from_bytes, EXAMPLES["handle"].value),
+    "handle-2": (Handle.from_bytes, EXAMPLES["output-handle"].value),
+    "output-chunk-1": (outputs_in, EXAMPLES["output-chunk"].value),
     "chunk-1": (_read_chunk, _ROWS),
     "chunk-2": (_read_chunk, _ROWS),
     "descriptor-1": (_read_descriptor, _DESCRIPTOR),
@@ -112,9 +115,10 @@ def test_a_run_is_read() -> None:
 
 def test_no_version_lacks_its_bytes() -> None:
     """Each version that the code knows has its bytes, and the table of readers names all of them."""
-    prefixed = ("mark", "open", "commit", "commits", "accept-loss", "restart", "handle")
+    prefixed = ("mark", "open", "commit", "commits", "accept-loss", "restart", "output-chunk")
     newest = {
         **{name: EXAMPLES[name].data[4] for name in prefixed},
+        "handle": EXAMPLES["output-handle"].data[4],
         "commit": EXAMPLES["inline-commit"].data[4],
         **{name: _file_version(EXAMPLES[name].data) for name in ("lease", "subscription")},
         "truncation": _file_version(Truncation().to_bytes(bytes(32))),

@@ -14,10 +14,10 @@ Invariants:
 
 import hashlib
 import struct
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from itertools import accumulate
+from itertools import accumulate, chain
 from typing import NamedTuple, cast
 
 import numpy as np
@@ -87,7 +87,7 @@ class ChunkHead:
 
     def is_sealed(self, key: bytes) -> bool:
         """Return whether the author of this witness knew the log's descriptor. `key` is the descriptor's."""
-        return self.seal == _seal(key, self.epoch, self.nonce, self.sqn, self.index, self.place)
+        return self.seal == seal_of(key, self.epoch, self.nonce, self.sqn, self.index, self.place)
 
 
 def head_of(first_key_group: int, last_key_group: int, changes: int, value_schema_id: int) -> ChunkHead:
@@ -156,7 +156,7 @@ def around(
     """Encode a head's fields around those that differ by partition. By hand: Avro's encoder is several times slower."""
     before = (_HEADS.prefix, long_bytes(epoch), nonce, long_bytes(sqn), long_bytes(index))
     place = (long_bytes(witness.position), long_bytes(witness.last_offset), witness.last_hash)
-    seal = _seal(key, epoch, nonce, sqn, index, witness)
+    seal = seal_of(key, epoch, nonce, sqn, index, witness)
     return b"".join(before), b"".join((long_bytes(value_schema_id), *place, seal))
 
 
@@ -263,7 +263,7 @@ def _corrupt(message: str, head: ChunkHead) -> CorruptChunk:
     return CorruptChunk(message, epoch=head.epoch, sqn=head.sqn, index=head.index, changes=head.changes)
 
 
-def _seal(key: bytes, epoch: int, nonce: bytes, sqn: int, index: int, witness: Place) -> bytes:
+def seal_of(key: bytes, epoch: int, nonce: bytes, sqn: int, index: int, witness: Place) -> bytes:
     """Seal a witness: the right to write records must not suffice to claim that the ledger lost its tail."""
     where = (epoch, nonce, sqn, index, witness.position)
     if witness.last is None:
@@ -308,7 +308,7 @@ class BatchFrame(NamedTuple):
 
     @classmethod
     def of(cls, schema: pa.Schema) -> "BatchFrame":
-        """Make the template for a schema of flat columns. All its batches have one size of metadata."""
+        """Make the template for a schema. All its batches have one size of metadata."""
         batch = pa.RecordBatch.from_arrays([pa.nulls(1, kind) for kind in schema.types], schema=schema).serialize()
         metadata = memoryview(pa.ipc.read_message(batch).metadata)
         table = _pointed(metadata, 0)
@@ -328,6 +328,10 @@ class BatchFrame(NamedTuple):
 
     def message(self, rows: int, nulls: Sequence[int], buffers: Sequence[bytes]) -> bytes:
         """Return a batch's message, as `RecordBatch.serialize`. `rows` is at least 1; `nulls` are counts by column."""
+        return self.nested(rows, [(rows, null) for null in nulls], buffers)
+
+    def nested(self, rows: int, nodes: Iterable[tuple[int, int]], buffers: Sequence[bytes]) -> bytes:
+        """Return a message of columns that may be nested. `nodes`: rows and nulls of each, parents first."""
         metadata = bytearray(self.metadata)
         body: list[bytes | bytearray] = [metadata]
         places, at = list[int](), 0
@@ -340,7 +344,7 @@ class BatchFrame(NamedTuple):
                 at += size + padding
         _NUMBER.pack_into(metadata, self.body_bytes_at, at)
         _NUMBER.pack_into(metadata, self.rows_at, rows)
-        self.nodes.pack_into(metadata, self.nodes_at, *[one for null in nulls for one in (rows, null)])
+        self.nodes.pack_into(metadata, self.nodes_at, *chain.from_iterable(nodes))
         self.places.pack_into(metadata, self.places_at, *places)
         return b"".join(body)
 

@@ -8,13 +8,15 @@ Invariants:
   the first one continues `base`.
 - A handle includes the change sets of earlier unconfirmed checkpoints since `base`. So an unconfirmed checkpoint needs
   no cleanup: the next one lists its change sets again.
+- Messages that leave with a commit are listed beside the changes, and never among them. A handle without any has the
+  bytes of version 1.
 """
 
 import struct
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
-from itertools import accumulate, islice, pairwise, repeat
+from itertools import accumulate, chain, islice, pairwise, repeat
 from typing import Any, NamedTuple
 
 import xxhash
@@ -28,9 +30,10 @@ _COLUMNS = ("partitions", "sqns", "chunks", "changes", "size_bytes", "first_offs
 """The columns of an Entry's first fields, in the record of a step."""
 MANY_PIECES = 10_000
 """A commit of so many entries burdens every planner: each is 34 bytes of ledger, 4 us and 342 bytes of memory."""
-_HANDLES = RecordCodec("handle")
+_HANDLES = RecordCodec("handle", earlier=["handle-1"])
+_FIRST = RecordCodec("handle-1")
 _MAGIC = b"SLHD"
-_VERSION = 1
+_VERSION = 2  # Version 1 lists no messages.
 _PREFIX = struct.Struct("<4sB3xQ")  # magic, version, padding, xxh3-64 of the record that follows
 
 
@@ -58,7 +61,7 @@ NO_CHECKPOINT = Checkpoint(0, bytes(16))
 
 
 class Entry(NamedTuple):
-    """One change set in one partition.
+    """One change set in one partition; or its messages, counted as changes, and without key groups.
 
     `size_bytes`: the sum of its record values.
     `checksum`: the xxh3-64 over its chunks' checksums in index order.
@@ -110,11 +113,15 @@ def gaps_of(offsets: Sequence[int]) -> tuple[int, ...]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Step:
-    """The change sets and the meta records that one checkpoint added. A meta value of None removes the key."""
+    """The change sets and the meta records that one checkpoint added. A meta value of None removes the key.
+
+    `outputs`: the messages of these change sets.
+    """
 
     checkpoint_id: int
     entries: tuple[Entry, ...] = ()
     meta: Mapping[str, bytes | None] = field(default_factory=dict[str, bytes | None])
+    outputs: tuple[Entry, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -139,9 +146,24 @@ class Handle:
         return tuple(entry for step in self.steps for entry in step.entries)
 
     @property
+    def outputs(self) -> tuple[Entry, ...]:
+        """The messages of all steps."""
+        return tuple(entry for step in self.steps for entry in step.outputs)
+
+    @property
+    def listed(self) -> Iterator[Entry]:
+        """All that has a place in the data topic: change sets, and messages."""
+        return chain(self.entries, self.outputs)
+
+    @property
+    def of_outputs(self) -> "Handle":
+        """The handle with its messages in the place of changes, for what reads both alike."""
+        return replace(self, steps=tuple(replace(one, entries=one.outputs, outputs=()) for one in self.steps))
+
+    @property
     def is_quiet(self) -> bool:
-        """Whether it holds neither changes nor meta records."""
-        return not any(step.entries or step.meta for step in self.steps)
+        """Whether it holds neither changes nor messages nor meta records."""
+        return not any(step.entries or step.outputs or step.meta for step in self.steps)
 
     @property
     def changes(self) -> int:
@@ -149,13 +171,18 @@ class Handle:
         return sum(entry.changes for entry in self.entries)
 
     @property
+    def messages(self) -> int:
+        """The number of messages."""
+        return sum(entry.changes for entry in self.outputs)
+
+    @property
     def size_bytes(self) -> int:
-        """The size of all record values."""
+        """The size of all record values, but for messages."""
         return sum(entry.size_bytes for entry in self.entries)
 
     @property
     def chunks(self) -> int:
-        """The number of chunks."""
+        """The number of chunks of changes."""
         return sum(entry.chunks for entry in self.entries)
 
     def continuing(self, last: Checkpoint) -> "Handle":
@@ -179,10 +206,14 @@ class Handle:
 
     def to_record(self) -> bytes:
         """Encode it in Avro's single-object encoding, as a commit embeds it."""
-        about = _about(self.writer, self.epoch, self.nonce, self.identity)
-        return b"".join(
-            (about, long_bytes(self.base.id), self.base.nonce, block([_step_bytes(one) for one in self.steps]))
-        )
+        version = self._version
+        about = _about(version, self.writer, self.epoch, self.nonce, self.identity)
+        steps = block([_step_bytes(one, version) for one in self.steps])
+        return b"".join((about, long_bytes(self.base.id), self.base.nonce, steps))
+
+    @property
+    def _version(self) -> int:
+        return _VERSION if any(step.outputs for step in self.steps) else 1
 
     @classmethod
     def from_record(cls, data: bytes) -> "Handle":
@@ -198,7 +229,7 @@ class Handle:
     def to_bytes(self) -> bytes:
         """Encode it with magic, version and checksum, to be stored or sent."""
         record = self.to_record()
-        return _PREFIX.pack(_MAGIC, _VERSION, xxhash.xxh3_64_intdigest(record)) + record
+        return _PREFIX.pack(_MAGIC, self._version, xxhash.xxh3_64_intdigest(record)) + record
 
     @classmethod
     def from_bytes(cls, data: bytes) -> "Handle":
@@ -209,21 +240,27 @@ class Handle:
         if version > _VERSION:
             raise UnknownFormat("a handle has a newer format version", found=version, known=_VERSION)
         record = data[_PREFIX.size :]
-        if version != _VERSION or any(data[5:8]) or checksum != xxhash.xxh3_64_intdigest(record):
+        if version < 1 or any(data[5:8]) or checksum != xxhash.xxh3_64_intdigest(record):
             raise Corrupt("a handle's checksum differs", size_bytes=len(data))
+        if not record.startswith(_codec(version).prefix):
+            raise Corrupt("a handle is of another version than it says", version=version)
         return cls.from_record(record)
 
 
 @lru_cache(maxsize=64)
-def _about(writer: str, epoch: int, nonce: bytes, identity: LogIdentity) -> bytes:
+def _about(version: int, writer: str, epoch: int, nonce: bytes, identity: LogIdentity) -> bytes:
     """Encode the start of a handle's record, once per epoch. By hand: Avro's encoder is several times slower."""
     ids = (identity.cluster_id, identity.data_topic_id, identity.ledger_topic_id)
     return b"".join(
-        (_HANDLES.prefix, blob(writer.encode()), long_bytes(epoch), nonce, *(blob(i.encode()) for i in ids))
+        (_codec(version).prefix, blob(writer.encode()), long_bytes(epoch), nonce, *(blob(i.encode()) for i in ids))
     )
 
 
-def _step_bytes(step: Step) -> bytes:
+def _codec(version: int) -> RecordCodec:
+    return _FIRST if version == 1 else _HANDLES
+
+
+def _step_bytes(step: Step, version: int) -> bytes:
     columns: Iterable[tuple[Any, ...]] = zip(*step.entries, strict=True) if step.entries else ((),) * len(Entry._fields)
     *numbers, checksums, key_groups, _ = columns
     return b"".join((
@@ -235,7 +272,14 @@ def _step_bytes(step: Step) -> bytes:
         block([
             blob(key.encode()) + (b"\0" if value is None else b"\2" + blob(value)) for key, value in step.meta.items()
         ]),
+        block([*map(_output_bytes, step.outputs)]) if version > 1 else b"",
     ))  # fmt: skip
+
+
+def _output_bytes(entry: Entry) -> bytes:
+    """Encode the messages of a change set, row by row: a step has few."""
+    *numbers, checksum, _, gaps = entry
+    return b"".join((*map(long_bytes, numbers), checksum.to_bytes(8, "little"), block([*map(long_bytes, gaps)])))
 
 
 def _step_from_datum(datum: Datum) -> Step:
@@ -253,7 +297,15 @@ def _step_from_datum(datum: Datum) -> Step:
         raise Corrupt("the columns of a handle's step differ in length", entries=count) from error
     for entry in entries:
         entry.check()
-    return Step(checkpoint_id=datum["checkpoint_id"], entries=entries, meta=datum["meta"])
+    outputs = tuple(map(_output_from_datum, datum.get("outputs", ())))
+    return Step(checkpoint_id=datum["checkpoint_id"], entries=entries, meta=datum["meta"], outputs=outputs)
+
+
+def _output_from_datum(datum: Datum) -> Entry:
+    *numbers, checksum, gaps = datum.values()
+    entry = Entry._make((*numbers, int.from_bytes(checksum, "little"), b"", tuple(gaps)))
+    entry.check()
+    return entry
 
 
 def _own_gaps(columns: Sequence[Sequence[int]], gaps: Iterable[int]) -> list[tuple[int, ...]]:
@@ -298,12 +350,18 @@ def refuse_overlaps(handles: Sequence[Handle]) -> None:
 
 
 def refuse_repeats(handles: Sequence[Handle]) -> None:
-    """Raise OverlappingTasks if two change sets of a partition share a number: readers cannot tell them apart."""
+    """Raise OverlappingTasks if two change sets of a partition share a number, or the messages of two: readers cannot
+    tell them apart.
+    """
+    _refuse_repeats(entry for handle in handles for entry in handle.entries)
+    _refuse_repeats(entry for handle in handles for entry in handle.outputs)
+
+
+def _refuse_repeats(entries: Iterable[Entry]) -> None:
     seen: set[tuple[int, int]] = set()
-    for handle in handles:
-        for entry in handle.entries:
-            if (entry.partition, entry.sqn) in seen:
-                message = "two change sets of one commit have the same number"
-                hint = "Pass each handle once, and give each attempt of each task its own slot"
-                raise OverlappingTasks(message, hint=hint, partition=entry.partition, sqn=entry.sqn)
-            seen.add((entry.partition, entry.sqn))
+    for entry in entries:
+        if (entry.partition, entry.sqn) in seen:
+            message = "two change sets of one commit have the same number"
+            hint = "Pass each handle once, and give each attempt of each task its own slot"
+            raise OverlappingTasks(message, hint=hint, partition=entry.partition, sqn=entry.sqn)
+        seen.add((entry.partition, entry.sqn))
