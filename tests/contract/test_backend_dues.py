@@ -14,9 +14,12 @@ from statelog.schemas.descriptor import Descriptor, HashRule
 from statelog.schemas.key_groups import KeyType
 from statelog.schemas.ledger.place import LogIdentity, Place
 from statelog.schemas.values.schema import OPAQUE
+from statelog.tables import TableSettings
+from statelog.tables.state.directory import StateDirectory
 from statelog.tables.state.keys import KeyRule
+from statelog.tables.state.rocksdb import RocksdbStore
 from statelog.tables.state.state import Store
-from statelog.tables.state.store import DictStore, Missing, StatePlace
+from statelog.tables.state.store import NOTHING, DictStore, Missing, StatePlace, table_record
 from statelog.tables.state.values import ValueRule
 
 GROUPS = 16
@@ -44,18 +47,26 @@ def _keys() -> KeyRule:
 KEYS = _keys()
 
 
-@pytest.fixture(params=["dict"])
+@pytest.fixture(params=["dict", "rocksdb"])
 def make(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Make]:
     """Yield each backend in turn, empty; on request without some key groups."""
     made: list[Store] = []
+    homes: list[StateDirectory] = []
 
-    def empty(missing: Missing | None = None) -> Store:
-        made.append(DictStore(KEYS, VALUES, {}, *([] if missing is None else [missing])))
+    def empty(missing: Missing = NOTHING) -> Store:
+        if request.param == "dict":
+            made.append(DictStore(KEYS, VALUES, {}, missing))
+        else:
+            homes.append(StateDirectory(tmp_path, "log", f"table-{len(homes)}"))
+            made.append(RocksdbStore(homes[-1], KEYS, VALUES, TableSettings(), missing=missing))
+        made[-1].adopt(table_record(KEYS.descriptor, OPAQUE, None), StatePlace(Place(0)))
         return made[-1]
 
     yield empty
     for backend in made:
         backend.close()
+    for home in homes:
+        home.close()
 
 
 def _table(rows: Rows, *, with_dues: bool = True) -> pa.Table:

@@ -11,6 +11,7 @@ from typing import Any, cast
 import pyarrow as pa
 import pytest
 
+from statelog.schemas.changes.due import DUE
 from statelog.schemas.descriptor import Descriptor, HashRule
 from statelog.schemas.key_groups import KeyType
 from statelog.schemas.ledger.place import LogIdentity, Place
@@ -29,13 +30,15 @@ from tests.support.samples.runs import change_table
 GROUPS = 4
 SNAPSHOT_POSITION = 5
 VALUES = ValueRule(OPAQUE)
+NONE: dict[Any, int] = {}
 _KEYS: dict[KeyType, list[Any]] = {
     KeyType.BYTES: [b"", b"a", b"ab", b"b\x00", b"\xff", b"\xff\xff", *(b"%d" % n for n in range(12))],
     KeyType.STRING: ["", "a", "ä", "\U0010ffff", *map(str, range(12))],
     KeyType.LONG: [-(1 << 63), -300, -1, 0, 1, 256, (1 << 63) - 1, *range(10, 20)],
 }
 
-Make = Callable[[dict[Any, bytes], KeyRule], State]
+Make = Callable[..., State]
+"""Makes a state over a snapshot of these rows, by the rule of their keys, with the dues of some."""
 
 
 class PlainSnapshot:
@@ -43,16 +46,19 @@ class PlainSnapshot:
 
     replacements = 0
 
-    def __init__(self, rows: dict[Any, bytes], rule: KeyRule) -> None:
+    def __init__(self, rows: dict[Any, bytes], rule: KeyRule, dues: dict[Any, int] = NONE) -> None:
         ordered = sorted(rows, key=lambda key: (rule.group(key), sortable(rule.plain(key))))
         changes = [(rule.group(key), 0, rule.plain(key), rows[key]) for key in ordered]
         self.rows = change_table(changes, rule.descriptor.key_type.arrow_type)
         self.schema = self.rows.schema
+        self.has_dues = bool(dues)
+        if dues:
+            self.rows = self.rows.append_column(DUE, pa.array([dues.get(key) for key in ordered], DUE.type))
 
-    def find(self, key_group: int, key: Any) -> pa.Array | None:
+    def find(self, key_group: int, key: Any) -> pa.RecordBatch | None:
         """Find a key, as `RemoteSnapshot.find`."""
         found = self._chosen(lambda group, one: group == key_group and one == key)
-        return found.combine_chunks().to_batches()[0].column("value") if found.num_rows else None
+        return found.combine_chunks().to_batches()[0] if found.num_rows else None
 
     def ask(self, read: "Callable[[PlainSnapshot], Any]") -> Any:
         """Ask the snapshot, as `BaseSnapshot.ask`."""
@@ -98,7 +104,7 @@ def make(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Make]:
     made: list[State] = []
     homes: list[StateDirectory] = []
 
-    def state(snapshot: dict[Any, bytes], rule: KeyRule) -> State:
+    def state(snapshot: dict[Any, bytes], rule: KeyRule, dues: dict[Any, int] = NONE) -> State:
         missing = Missing(SNAPSHOT_POSITION, frozenset(rule.groups))
         store: Store
         if request.param == "dict":
@@ -107,7 +113,7 @@ def make(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Make]:
             homes.append(StateDirectory(tmp_path, "log", f"table-{len(homes)}"))
             store = RocksdbStore(homes[-1], rule, VALUES, TableSettings(), missing=missing)
         store.adopt(table_record(rule.descriptor, OPAQUE, None), StatePlace(Place(SNAPSHOT_POSITION)))
-        made.append(_based(store, snapshot, rule))
+        made.append(_based(store, snapshot, rule, dues))
         return made[-1]
 
     yield state
@@ -117,8 +123,8 @@ def make(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Make]:
         home.close()
 
 
-def _based(store: Store, snapshot: dict[Any, bytes], rule: KeyRule) -> State:
-    return State(store, rule, VALUES, cast("BaseSnapshot", PlainSnapshot(snapshot, rule)))
+def _based(store: Store, snapshot: dict[Any, bytes], rule: KeyRule, dues: dict[Any, int] = NONE) -> State:
+    return State(store, rule, VALUES, cast("BaseSnapshot", PlainSnapshot(snapshot, rule, dues)))
 
 
 def _rule(key_type: KeyType, hash_rule: HashRule) -> KeyRule:
@@ -150,11 +156,19 @@ def _check(state: State, expected: dict[Any, bytes], keys: list[Any], rule: KeyR
         assert list(state.range(start, end, reverse=True)) == wanted[::-1]
 
 
-def _fill(state: State, snapshot: dict[Any, bytes], rule: KeyRule, group: int, *, is_whole: bool) -> None:
+def _fill(
+    state: State,
+    snapshot: dict[Any, bytes],
+    rule: KeyRule,
+    group: int,
+    dues: dict[Any, int] = NONE,
+    *,
+    is_whole: bool,
+) -> None:
     """Fill the unchanged rows of a key group; all of them, or half, after which a kill could come."""
     rows = {key: value for key, value in snapshot.items() if rule.group(key) == group}
     part = rows if is_whole else dict(list(rows.items())[::2])
-    state.store.fill(state.store.unchanged(PlainSnapshot(part, rule).rows), [group] if is_whole else [])
+    state.store.fill(state.store.unchanged(PlainSnapshot(part, rule, dues).rows), [group] if is_whole else [])
 
 
 @pytest.mark.parametrize("hash_rule", [HashRule.CRC32, HashRule.CALLER])
@@ -204,3 +218,40 @@ def test_what_is_gone_is_not_filled(make: Make) -> None:
     assert (state.get(b"a"), len(state)) == (None, 0)
     state.apply({b"a": b"new"}, StatePlace(Place(7)))
     assert (state.get(b"a"), dict(state.items(None))) == (b"new", {b"a": b"new"})
+
+
+@pytest.mark.parametrize("hash_rule", [HashRule.CRC32, HashRule.CALLER])
+@pytest.mark.parametrize("kind", list(KeyType))
+@pytest.mark.parametrize("seed", [1, 2])
+def test_dues_of_a_partial_state(make: Make, kind: KeyType, hash_rule: HashRule, seed: int) -> None:
+    """What is due is hidden from an owner, and from nobody else, wherever the row is; loaded rows join the index."""
+    rule, chosen = _rule(kind, hash_rule), random.Random(seed)
+    keys = [(n % GROUPS, key) if rule.is_paired else key for n, key in enumerate(_KEYS[kind])]
+    snapshot = {key: b"old" for key in keys if chosen.random() < 0.7}
+    below = {key: chosen.randrange(20) for key in snapshot if chosen.random() < 0.7}
+    state, expected, dues, now = make(snapshot, rule, below), dict(snapshot), dict(below), [0]
+    groups = list(rule.groups)
+    chosen.shuffle(groups)
+    for turn in range(2 * GROUPS):
+        changed: dict[Any, bytes | None] = {
+            key: None if chosen.random() < 0.4 else b"%d" % turn for key in chosen.sample(keys, 4)
+        }
+        given = {key: chosen.randrange(20) for key, at in changed.items() if at is not None and chosen.random() < 0.5}
+        state.apply(changed, StatePlace(Place(SNAPSHOT_POSITION + 1 + turn)), given)
+        expected = {key: at for key, at in {**expected, **changed}.items() if at is not None}
+        dues = {key: due for key, due in {**dues, **dict.fromkeys(changed), **given}.items() if due is not None}
+        owner = _based(state.store, snapshot, rule, below)
+        owner.hide_due(lambda: now[0])
+        _fill(state, snapshot, rule, groups[turn // 2], below, is_whole=turn % 2 == 1)
+        _check(state, expected, keys, rule)
+        assert [state.due_ms(key) for key in keys] == [dues.get(key) for key in keys]
+        for now[0] in (0, chosen.randrange(20), 20):
+            due = {key for key, due in dues.items() if due <= now[0]}
+            _check(owner, {key: at for key, at in expected.items() if key not in due}, keys, rule)
+            assert owner.overdue_count(now[0]) == len(due)
+            local = owner.overdue(now[0], 100, lambda _: True)
+            assert [due_ms for _, due_ms in local] == sorted(dues[key] for key, _ in local)
+            assert due >= {key for key, _ in local}
+            assert due == {key for key, _ in local} or not state.is_local
+    assert state.is_local
+    assert state.earliest_due_ms == min(dues.values(), default=None)

@@ -125,7 +125,7 @@ def test_a_scan_that_a_handler_ends(rolled: Rolled) -> None:
         inside, at, came = _inside(table), 0, True
 
         def begin() -> None:
-            with closing(inside._all_items(None)) as scan:
+            with closing(inside._all_items(None, None)) as scan:
                 next(scan)
 
         while came:

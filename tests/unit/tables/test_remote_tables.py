@@ -20,7 +20,7 @@ from statelog.store.run_writer import RunWriter
 from statelog.tables import Loading, Table, TableSettings
 from statelog.tables.state.base import Eligibility
 from statelog.tables.state.rocksdb import RocksdbStore
-from statelog.tables.state.store import DictStore, StatePlace
+from statelog.tables.state.store import DictStore
 from statelog.testing.cluster import MemoryCluster
 from tests.support.faults.unanswered import Unanswered
 from tests.support.rigs.log import TwinRig, twin_rig
@@ -467,8 +467,8 @@ def test_no_commit_comes_into_the_middle_of_a_load(
             assert is_asked.wait(60)
         return found
 
-    def applied(self: Any, changes: dict[Any, Any], place: StatePlace) -> None:
-        apply(self, changes, place)
+    def applied(self: Any, *changes: Any) -> None:
+        apply(self, *changes)
         is_asked.set()
 
     monkeypatch.setattr(store, "unchanged", held_up)

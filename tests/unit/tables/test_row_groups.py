@@ -36,8 +36,8 @@ def test_a_search_finds_what_is_there(kind: str, data: st.DataObject) -> None:
         row = row_group.find(group, sortable(key))
         assert (row is not None) is ((group, key) in rows)
         if row is not None:
-            value = row_group.value(row)
-            assert (None if value is None else value[0].as_py()) == rows[group, key]
+            found_row = row_group.row(row)
+            assert (None if found_row is None else found_row.column("value")[0].as_py()) == rows[group, key]
     start, end = (data.draw(st.none() | keys) for _ in range(2))
     low, high = (None if key is None else sortable(key) for key in (start, end))
     for group in (1, 2, 3, 5):

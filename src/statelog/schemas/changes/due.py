@@ -19,6 +19,7 @@ from typing import TypeAlias
 import pyarrow as pa
 
 from statelog.errors import InvalidChange
+from statelog.schemas.arrays import column_of, numbers_of, numbers_or_zeros, whole_column
 
 When: TypeAlias = float | datetime
 """A time: seconds since 1970, or a datetime with a time zone."""
@@ -73,3 +74,9 @@ def dues_of(changes: pa.RecordBatch) -> list[int | None]:
     """Return the dues of changes that have the column, in milliseconds; None for a row without one."""
     found: list[int | None] = changes.column(_COLUMNS).view(pa.int64()).to_pylist()
     return found
+
+
+def is_due(changes: pa.Table, now_ms: int) -> pa.Array:
+    """Return for each row of changes that have the column whether it is due at a time."""
+    dues = whole_column(changes.column(_COLUMNS)).view(pa.int64())
+    return column_of((numbers_or_zeros(dues) <= now_ms) & numbers_of(dues.is_valid()))

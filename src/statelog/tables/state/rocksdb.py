@@ -15,10 +15,10 @@ import ctypes
 import heapq
 import logging
 from collections import deque
-from collections.abc import Collection, Generator, Iterator, Sequence
+from collections.abc import Collection, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
-from itertools import chain, starmap
+from itertools import chain, islice, starmap
 from operator import itemgetter
 from pathlib import Path
 from typing import Any
@@ -30,15 +30,20 @@ import rocksdict
 
 from statelog.closing import undone_by_errors
 from statelog.errors import Corrupt
+from statelog.recovery.rocksdb_dues import DUE_FAMILY
 from statelog.recovery.rocksdb_state import STATE_KEY, rocksdb_error
-from statelog.recovery.rocksdb_target import raw_keys, rocksdb_options
+from statelog.recovery.rocksdb_target import raw_keys
 from statelog.schemas.arrays import column_of, column_of_rows
 from statelog.schemas.changes.changes import deletes_and_puts
+from statelog.schemas.changes.due import dues_of, has_due
 from statelog.schemas.changes.key_order import sorted_rows
 from statelog.schemas.values.avro import avro_values
 from statelog.tables.setup import TableSettings, tuning_of
 from statelog.tables.state.directory import StateDirectory
+from statelog.tables.state.dues import NO_DUES, DueKey, Dues, IsWanted
 from statelog.tables.state.keys import KeyRule, raw_bounds
+from statelog.tables.state.rocksdb_dues import RocksdbDues, seek
+from statelog.tables.state.rocksdb_options import families_of, options_of
 from statelog.tables.state.store import (
     FAMILY,
     GONE,
@@ -66,23 +71,6 @@ _LOG = logging.getLogger("statelog.tables")
 _BATCH_ROWS = 50_000
 _MANY_ROWS = 2000
 """The least rows whose keys are hashed and sorted as columns, in a third of the time that single rows take."""
-_MEMTABLE_BLOOM = 0.01
-"""The part of a memtable that is its filter, because most keys are not in it. It has ten bits for each of the smallest
-changes, and fits in the processor's cache; a search without a result takes 1 µs.
-"""
-_ANY_CHARGE = 0
-"""Makes a cache of few shards. RocksDB's other cache has 64: the filter of a large file does not fit in one, and every
-get would read it from the file, in 50 µs.
-"""
-_LEVELS = 7
-"""RocksDB's own number. The files of the first level are few, and soon merged: to compress them would take a third of
-the time that writing them does.
-"""
-_OPEN_FILES_MAX = 512
-_REPLAYED = 4
-"""An open after a kill replays the write-ahead log, at 10 ms of a processor for each MiB. So the log is limited to this
-part of the memory for changes. The files get smaller, which costs writes nothing measurable.
-"""
 _BEHIND_GONE = b"gone0"
 """Sorts behind every key that begins with GONE."""
 _TORN = ("Corruption", "No such file", "Invalid argument", "not found", "does not exist", "expected value")
@@ -115,14 +103,17 @@ class RocksdbStore:
         self._rows: int | None = None
         self._scans: WeakSet[Generator[tuple[Any, Any]]] = WeakSet()
         self._handle: rocksdict.ColumnFamily | None = None
+        where = path or directory.database
+        options = options_of(settings)
+        self._dues = RocksdbDues(options.dues)
         with self._translating():
-            data, records = _options(settings)
-            self._family = self._database = rocksdict.Rdict(
-                str(path or directory.database), data, column_families={FAMILY: records}
-            )
+            is_timed = DUE_FAMILY in families_of(where)
+            families = {FAMILY: options.records, **({DUE_FAMILY: options.dues} if is_timed else {})}
+            self._family = self._database = rocksdict.Rdict(str(where), options.state, column_families=families)
             with undone_by_errors(self.close):
                 self._family = self._database.get_column_family(FAMILY)
                 self._handle = self._database.get_column_family_handle(FAMILY)
+                self._dues.open(self._database, is_there=is_timed)
                 self._written = self._last_write()
                 lacks = missing or self._known()
         self.missing, self.first_position = set(lacks.key_groups), lacks.first_position
@@ -165,6 +156,7 @@ class RocksdbStore:
 
     def abandon(self) -> None:
         """Leak the parent's database in a forked child, where freeing it would wait for threads that do not exist."""
+        self._dues.abandon()
         for kept in (self._database, self._family, self._handle, *self._scans):
             ctypes.pythonapi.Py_IncRef(ctypes.py_object(kept))
 
@@ -186,53 +178,91 @@ class RocksdbStore:
         with self._translating():
             return self._family.get(GONE + self._raw(key)) is not None
 
+    def due_ms(self, key: Any) -> int | None:
+        """Return when a row is due, None if it has no due. Raises Corrupt."""
+        with self._translating():
+            return self._dues.due_ms(self._raw(key))
+
+    @property
+    def is_timed(self) -> bool:
+        """Whether any row has a due. Raises Corrupt."""
+        return self.earliest_due_ms is not None
+
+    @property
+    def earliest_due_ms(self) -> int | None:
+        """The earliest due of all rows, None if none has one. Raises Corrupt."""
+        try:
+            return self._dues.earliest_ms
+        except Exception as error:
+            raise self._translated(error) from error
+
+    def overdue(self, now_ms: int, most: int, is_wanted: IsWanted) -> list[DueKey]:
+        """Return up to `most` wanted keys that are due at `now_ms`, with their dues, oldest first. Raises Corrupt."""
+        of_raw = self._keys.of_raw
+        with self._translating():
+            found = ((of_raw(raw), due_ms) for raw, due_ms in self._dues.overdue(now_ms))
+            return list(islice((one for one in found if is_wanted(one[0])), most))
+
+    def overdue_count(self, now_ms: int) -> int:
+        """Count the rows that are due. Raises Corrupt."""
+        with self._translating():
+            return sum(1 for _ in self._dues.overdue(now_ms))
+
     def __len__(self) -> int:
         """Count the keys, once."""
         if self._rows is None:
             self._rows = sum(1 for _ in self._raw_range(b"", None))
         return self._rows
 
-    def items(self, key_groups: Sequence[int] | None) -> Iterator[tuple[Any, Any]]:
+    def items(self, key_groups: Sequence[int] | None, now_ms: int | None = None) -> Iterator[tuple[Any, Any]]:
         """Yield keys and values in the order of raw keys, key group by key group."""
         if key_groups is None:
-            yield from self._raw_range(b"", None)
+            yield from self._raw_range(b"", None, now_ms)
             return
         for group in key_groups:
-            yield from self._raw_range(*raw_bounds(group))
+            yield from self._raw_range(*raw_bounds(group), now_ms)
 
-    def range(self, start: Any, end: Any, *, reverse: bool = False) -> Iterator[tuple[Any, Any]]:
+    def range(
+        self, start: Any, end: Any, *, reverse: bool = False, now_ms: int | None = None
+    ) -> Iterator[tuple[Any, Any]]:
         """Seek in each key group that may have such keys, and merge the results."""
-        step, read = (-1 if reverse else 1), partial(self._raw_range, reverse=reverse)
+        step, read = (-1 if reverse else 1), partial(self._raw_range, now_ms=now_ms, reverse=reverse)
         bounds = list(self._keys.group_bounds(self._keys.groups, start, end))[::step]
         ranges = (chain.from_iterable(starmap(read, list(self._keys.raw_ranges(*one))[::step])) for one in bounds)
         if self._keys.is_paired:
             return chain.from_iterable(ranges)
         return heapq.merge(*ranges, key=itemgetter(0), reverse=reverse)
 
-    def _raw_range(self, start: bytes, end: bytes | None, *, reverse: bool = False) -> Iterator[tuple[Any, Any]]:
-        scan = self._scan(start, end, reverse=reverse)
+    def _raw_range(
+        self, start: bytes, end: bytes | None, now_ms: int | None = None, *, reverse: bool = False
+    ) -> Iterator[tuple[Any, Any]]:
+        scan = self._scan(start, end, now_ms, reverse=reverse)
         self._scans.add(scan)
         return scan
 
-    def _scan(self, start: bytes, end: bytes | None, *, reverse: bool) -> Generator[tuple[Any, Any]]:
+    def _scan(
+        self, start: bytes, end: bytes | None, now_ms: int | None, *, reverse: bool
+    ) -> Generator[tuple[Any, Any]]:
         of_raw, decode = self._keys.of_raw, self._values.decode
         with self._translating():
+            is_due = None if now_ms is None else self._dues.hidden(start, end, now_ms, reverse=reverse)
             rows = self._database.iter()
             try:
-                _seek(rows, start, end, reverse=reverse)
+                seek(rows, start, end, reverse=reverse)
                 while rows.valid():
                     raw = rows.key()
                     if raw < start if reverse else end is not None and raw >= end:
                         return
-                    key = of_raw(raw)
-                    yield key, decode(rows.value(), key)
+                    if is_due is None or not is_due(raw):
+                        key = of_raw(raw)
+                        yield key, decode(rows.value(), key)
                     if reverse:
                         rows.prev()
                     else:
                         rows.next()
                 rows.status()  # Raises if the rows ended too early; the library's `items` hides that.
             finally:
-                del rows  # It holds the database open, and an error's traceback would retain it.
+                del rows, is_due  # They hold the database open, and an error's traceback would retain them.
 
     def unchanged(self, rows: pa.Table) -> pa.Table:
         """Compare the rows with local keys and tombstones between their least and greatest key."""
@@ -264,19 +294,22 @@ class RocksdbStore:
 
     # ---- changes
 
-    def apply(self, changes: dict[Any, Any], place: StatePlace) -> None:
-        """Write the changes and the place as one batch."""
+    def apply(self, changes: dict[Any, Any], place: StatePlace, dues: Dues = NO_DUES) -> None:
+        """Write the changes, their dues and the place as one batch."""
         batch = self._batch(place)
         if self._rows is not None:
             was = sum(self.get(key) is not None for key in changes)
             self._rows += sum(value is not None for value in changes.values()) - was
         deleted = [key for key, value in changes.items() if value is None]
-        self._delete(batch, list(map(self._raw, deleted)))
+        raw_deleted = list(map(self._raw, deleted))
+        self._delete(batch, raw_deleted)
         puts = {key: value for key, value in changes.items() if value is not None} if deleted else changes
         live = list(puts.values())
         values = self._values.encode(live) if puts else []
         keys, order = self._in_raw_order(list(puts))
-        _put(batch, keys, order, values)
+        raw = _put(batch, keys, order, values)
+        if dues or self._dues.is_there:
+            self._put_dues(batch, raw_deleted + raw, {self._raw(key): due_ms for key, due_ms in dues.items()})
         self._write(batch)
         self._recent.take(changes, keys.nbytes + (sum(map(len, values)) if self._decode is None else held_bytes(live)))
 
@@ -292,9 +325,13 @@ class RocksdbStore:
         for rows in changes.to_batches(max_chunksize=_BATCH_ROWS):
             batch = rocksdict.WriteBatch(raw_mode=True)
             deleted, puts = deletes_and_puts(rows)
-            self._delete(batch, raw_keys(deleted).to_pylist())
+            raw_deleted = raw_keys(deleted).to_pylist()
+            self._delete(batch, raw_deleted)
             values = avro_values(puts.column("value"), self._values.schema).to_pylist()
-            _put(batch, *_raw_order(puts), values)
+            keys, order = _raw_order(puts)
+            raw = _put(batch, keys, order, values)
+            if has_due(puts) or self._dues.is_there:
+                self._put_dues(batch, raw_deleted + raw, _dues_by_key(puts))
             self._write(batch)
         self._rows = None
         self._recent.forget()
@@ -308,7 +345,10 @@ class RocksdbStore:
         batch = rocksdict.WriteBatch(raw_mode=True)
         for part in rows.to_batches():
             values = avro_values(part.column("value"), self._values.schema).to_pylist()
-            deque(map(batch.put, raw_keys(part).to_pylist(), values), maxlen=0)
+            raw = raw_keys(part).to_pylist()
+            deque(map(batch.put, raw, values), maxlen=0)
+            if has_due(part):
+                self._put_dues(batch, raw, _dues_by_key(part), are_new=True)
         left = Missing(self.first_position, frozenset(self.missing.difference(complete)))
         if complete and left.key_groups:
             batch.put(MISSING_KEY, left.to_json(), self._handle)
@@ -333,7 +373,7 @@ class RocksdbStore:
         for scan in list(self._scans):
             scan.close()  # It would keep the database open, and locked, while its owner has it.
         self._handle = None
-        for part in (self._family, self._database):
+        for part in (*self._dues.release(), self._family, self._database):
             try:
                 part.close()
             except rocksdict.DbClosedError:
@@ -348,6 +388,12 @@ class RocksdbStore:
             for key in keys:
                 if int.from_bytes(key[:2], "big") in self.missing:
                     batch.put(GONE + key, b"", self._handle)
+
+    def _put_dues(
+        self, batch: rocksdict.WriteBatch, raw: list[bytes], dues_ms: Mapping[bytes, int], *, are_new: bool = False
+    ) -> None:
+        with self._translating():
+            self._dues.put(batch, raw, dues_ms, are_new=are_new)
 
     def _batch(self, place: StatePlace) -> rocksdict.WriteBatch:
         batch = rocksdict.WriteBatch(raw_mode=True)
@@ -379,18 +425,6 @@ class RocksdbStore:
         return rocksdb_error(error, self._directory.database)
 
 
-def _seek(rows: rocksdict.RdictIter, start: bytes, end: bytes | None, *, reverse: bool) -> None:
-    """Go to the first row from `start` on, or in reverse to the last one below `end` (None: the last of all)."""
-    if not reverse:
-        rows.seek(start)
-    elif end is None:
-        rows.seek_to_last()
-    else:
-        rows.seek_for_prev(end)
-        if rows.valid() and rows.key() == end:
-            rows.prev()
-
-
 def _raw_order(rows: pa.RecordBatch) -> tuple[pa.Array, pa.Array]:
     """Return the raw keys of rows (key_group, key) in their order, and the row of each."""
     raw, keys = raw_keys(rows), rows.column("key")
@@ -401,33 +435,19 @@ def _raw_order(rows: pa.RecordBatch) -> tuple[pa.Array, pa.Array]:
     return raw.take(order), order
 
 
-def _put(batch: rocksdict.WriteBatch, keys: pa.Array, order: pa.Array, values: list[bytes]) -> None:
-    """Put the rows in key order: a memtable takes neighbours in a fifth of the time, now and in a replay. That saves
-    more than sorting costs.
+def _put(batch: rocksdict.WriteBatch, keys: pa.Array, order: pa.Array, values: list[bytes]) -> list[bytes]:
+    """Put the rows in key order, and return the keys: a memtable takes neighbours in a fifth of the time, now and in a
+    replay. That saves more than sorting costs.
     """
+    raw: list[bytes] = keys.to_pylist()
     # A deque without a length calls without a Python loop.
-    deque(map(batch.put, keys.to_pylist(), map(values.__getitem__, order.to_pylist())), maxlen=0)
+    deque(map(batch.put, raw, map(values.__getitem__, order.to_pylist())), maxlen=0)
+    return raw
 
 
-def _options(settings: TableSettings) -> tuple[rocksdict.Options, rocksdict.Options]:
-    """Return the options of the data, and of the records; together they stay within the settings' memory."""
-    cache = rocksdict.Cache.new_hyper_clock_cache(settings.cache_bytes, _ANY_CHARGE)
-
-    def made() -> rocksdict.Options:
-        blocks = rocksdict.BlockBasedOptions()
-        blocks.set_block_cache(cache)
-        blocks.set_cache_index_and_filter_blocks(True)
-        options = rocksdb_options(blocks)
-        plain, lz4 = rocksdict.DBCompressionType.none(), rocksdict.DBCompressionType.lz4()
-        options.set_compression_per_level([plain, *[lz4] * (_LEVELS - 1)])
-        options.set_write_buffer_size(settings.write_buffer_bytes)
-        options.set_max_write_buffer_number(2)
-        options.set_memtable_prefix_bloom_ratio(_MEMTABLE_BLOOM)
-        options.set_memtable_whole_key_filtering(True)
-        options.set_max_total_wal_size(settings.write_buffer_bytes // _REPLAYED)
-        options.set_max_open_files(_OPEN_FILES_MAX)
-        options.set_atomic_flush(True)
-        options.set_keep_log_file_num(2)
-        return options
-
-    return made(), made()
+def _dues_by_key(rows: pa.RecordBatch) -> dict[bytes, int]:
+    """Return the dues of rows by their raw keys."""
+    if not has_due(rows):
+        return {}
+    keys: list[bytes] = raw_keys(rows).to_pylist()
+    return {key: due_ms for key, due_ms in zip(keys, dues_of(rows), strict=True) if due_ms is not None}

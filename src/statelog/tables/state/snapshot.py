@@ -94,9 +94,9 @@ class RowGroup:
         """Count the rows up to the key of the first row of `passed`, inclusive."""
         return bisect_right(self._keys, passed._keys[0], *self._bounds(int(passed._groups[0])))
 
-    def value(self, row: int) -> pa.Array | None:
-        """Return the value of a row as a column of one, None for a delete."""
-        return None if self._ops[row] == DELETE else self._rows.column("value").slice(row, 1)
+    def row(self, row: int) -> pa.RecordBatch | None:
+        """Return a row as a batch of one, None for a delete."""
+        return None if self._ops[row] == DELETE else self._rows.slice(row, 1)
 
     def copy(self, rows: range) -> pa.Table:
         """Copy some adjacent rows, without references to the others."""
@@ -253,14 +253,14 @@ class RemoteSnapshot:
         for run in self._runs:
             run.warm()
 
-    def find(self, key_group: int, key: SortableKey) -> pa.Array | None:
-        """Return a key's value as a column of one, or None. Raises SnapshotFailed, StoreUnavailable, ClosedError."""
+    def find(self, key_group: int, key: SortableKey) -> pa.RecordBatch | None:
+        """Return a key's row as a batch of one, or None. Raises SnapshotFailed, StoreUnavailable, ClosedError."""
         is_wanted = partial(may_hold, key=key)
         chosen = [(run, n) for run in self._newest_first(key_group) for n in run.chosen(key_group, is_wanted)]
         for row_group in self._row_groups(chosen):
             row = row_group.find(key_group, key)
             if row is not None:
-                return row_group.value(row)
+                return row_group.row(row)
         return None
 
     def between(

@@ -13,27 +13,32 @@ Invariants:
   thread that waits for the object store does no harm once its table is closed.
 - A key group is complete only once a row of a later one, or the end, was read.
 - Once all is local, no snapshot is held, and reads go to the store directly.
+- The state of an owner hides rows that are due from `get`, scans and `len`. That of a standby shows them: only an owner
+  has a clock. Nothing else depends on a due.
 - A snapshot that can neither be read nor replaced ends the state: `apply`, and every call that needs it, raises why.
 """
 
 import heapq
 from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import Future, wait
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from operator import itemgetter
 from threading import Condition, Event
 from typing import TYPE_CHECKING, Any, TypeAlias
 from weakref import WeakSet
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from statelog.environment import GRACE_S, Environment
 from statelog.errors import ClosedError, Damaged, Fenced, NotFound, StorageFull, Unavailable
+from statelog.schemas.changes.due import dues_of, has_due, is_due
 from statelog.schemas.snapshot.runs import key_groups_of
 from statelog.tables.state.base import BaseSnapshot
+from statelog.tables.state.dues import NO_DUES, DueKey, Dues, IsWanted
 from statelog.tables.state.keys import KeyRule
 from statelog.tables.state.snapshot import sortable
-from statelog.tables.state.store import DictStore, StatePlace
+from statelog.tables.state.store import UNKNOWN, DictStore, StatePlace
 from statelog.tables.state.values import ValueRule
 
 if TYPE_CHECKING:  # It needs rocksdict, which is an extra.
@@ -69,6 +74,7 @@ class State:
         self._failure: Exception | None = None
         self._closed = Event()
         self._loading: Future[object] | None = None
+        self._now_ms: Callable[[], int] | None = None
 
     # ---- what it is
 
@@ -87,34 +93,48 @@ class State:
     @property
     def get(self) -> Callable[[Any], Any]:
         """A function that returns the value of a key, None if there is none; the store's own once all is local."""
+        return self.stored if self._now_ms is None else self._unhidden
+
+    @property
+    def stored(self) -> Callable[[Any], Any]:
+        """`get` that hides nothing."""
         return self._local_get if self.is_local else self._get
 
     def _get(self, key: Any) -> Any:
         value = self._local_get(key)
         if value is not None:
             return value
-        group = self._keys.group(key)
+        row = self._remote(key)
+        if row is UNKNOWN:
+            return self._local_get(key)
+        return None if row is None else self.values.of_column(row.column("value"), [key])[0]
+
+    def _remote(self, key: Any) -> Any:
+        """Return the snapshot's row of a key without a local value, None if it has none; UNKNOWN if the key is local by
+        now.
+        """
+        group, base = self._keys.group(key), self._base
         if self.store.is_deleted(group, key):
             return None
-        return self._remote(group, key) if group in self.store.missing else self._local_get(key)  # Maybe just loaded.
-
-    def _remote(self, group: int, key: Any) -> Any:
-        base = self._base
+        if group not in self.store.missing:
+            return UNKNOWN
         assert base is not None
         base.renew()
         try:
             with self._retaining_failure():
-                found = base.ask(lambda snapshot: snapshot.find(group, sortable(self._keys.plain(key))))
+                return base.ask(lambda snapshot: snapshot.find(group, sortable(self._keys.plain(key))))
         except ClosedError:
             if self._closed.is_set() or group in self.store.missing:
                 raise
-            return self._local_get(key)  # The rest was loaded meanwhile, and the snapshot released.
-        return None if found is None else self.values.of_column(found, [key])[0]
+            return UNKNOWN  # The rest was loaded meanwhile, and the snapshot released.
 
     def __len__(self) -> int:
         """Count the keys, in one pass over all that is not local. The count is retained until a run cannot be read, or
         a commit changes a key that only a snapshot may have: a commit reads no object store.
         """
+        return self._count() - (0 if self._now_ms is None else self.overdue_count(self._now_ms()))
+
+    def _count(self) -> int:
         base = self._base
         if base is None or self.is_local:
             return len(self.store)
@@ -129,14 +149,15 @@ class State:
 
     def items(self, key_groups: Sequence[int] | None) -> Iterator[tuple[Any, Any]]:
         """Iterate over keys and values of these key groups (None: all), in any order. Loading pauses meanwhile."""
-        return self.store.items(key_groups) if self.is_local else self._all_items(key_groups)
+        read = self.store.items if self.is_local else self._all_items
+        return read(key_groups, self._scan_ms())
 
-    def _all_items(self, key_groups: Sequence[int] | None) -> Iterator[tuple[Any, Any]]:
+    def _all_items(self, key_groups: Sequence[int] | None, now_ms: int | None) -> Iterator[tuple[Any, Any]]:
         with self._scanning():
-            yield from self.store.items(key_groups)
+            yield from self.store.items(key_groups, now_ms)
             wanted = self.missing if key_groups is None else self.missing & frozenset(key_groups)
             for table in self._remote_tables(wanted):
-                yield from self._shown(table)
+                yield from self._shown(table, now_ms)
 
     def range(self, start: Any, end: Any, *, reverse: bool = False) -> Iterator[tuple[Any, Any]]:
         """Iterate over keys and values from `start` on and below `end` (None: no bound), in key order or in reverse.
@@ -144,25 +165,93 @@ class State:
         Merges local rows with those of the missing key groups that may have such keys. Loading pauses meanwhile.
         """
         read = self.store.range if self.is_local else self._all_range
-        return read(start, end, reverse=reverse)
+        return read(start, end, reverse=reverse, now_ms=self._scan_ms())
 
-    def _all_range(self, start: Any, end: Any, *, reverse: bool) -> Iterator[tuple[Any, Any]]:
+    def _all_range(self, start: Any, end: Any, *, reverse: bool, now_ms: int | None) -> Iterator[tuple[Any, Any]]:
         with self._scanning():
             bounds = list(self._keys.group_bounds(sorted(self.missing), start, end))
             read = self._remote_reversed if reverse else self._remote_range
-            remote = (read(group, *map(sortable, ends), streams=len(bounds)) for group, *ends in bounds)
-            local = self.store.range(start, end, reverse=reverse)
+            remote = (
+                read(group, sortable(first), sortable(behind), now_ms, streams=len(bounds))
+                for group, first, behind in bounds
+            )
+            local = self.store.range(start, end, reverse=reverse, now_ms=now_ms)
             yield from heapq.merge(local, *remote, key=itemgetter(0), reverse=reverse)
+
+    # ---- dues
+
+    def hide_due(self, now_ms: Callable[[], int]) -> None:
+        """Hide rows that are due, from now on. `now_ms` returns the time of their owner."""
+        self._now_ms = now_ms
+
+    @property
+    def is_timed(self) -> bool:
+        """Whether any row may have a due."""
+        with self._steadily():
+            return self.store.is_timed
+
+    @property
+    def earliest_due_ms(self) -> int | None:
+        """The earliest due of the rows that are local by now; None if none has one."""
+        with self._steadily():
+            return self.store.earliest_due_ms
+
+    def due_ms(self, key: Any) -> int | None:
+        """Return the due of a key, hidden or not; None if it has none."""
+        if self.is_local or self._local_get(key) is not None:
+            return self.store.due_ms(key)
+        row = self._remote(key)
+        if row is UNKNOWN:
+            return self.store.due_ms(key)
+        return dues_of(row)[0] if row is not None and has_due(row) else None
+
+    def overdue(self, now_ms: int, most: int, is_wanted: IsWanted) -> list[DueKey]:
+        """Return up to `most` wanted keys that are due at `now_ms`, with their dues, oldest first: those that are local
+        by now. A thread may be loading others.
+        """
+        with self._steadily():
+            return self.store.overdue(now_ms, most, is_wanted)
+
+    def overdue_count(self, now_ms: int) -> int:
+        """Count the keys that are due at `now_ms`, in one pass over all that is not local."""
+        with self._scanning():
+            count = self.store.overdue_count(now_ms)
+            for table in self._remote_tables(self.missing):
+                if has_due(table):
+                    count += self.store.unchanged(table.filter(is_due(table, now_ms))).num_rows
+        return count
+
+    def _steadily(self) -> AbstractContextManager[object]:
+        """Keep loaded rows out of the block: nobody reads an index of dues while it changes."""
+        return nullcontext() if self._base is None else self._lock
+
+    def _scan_ms(self) -> int | None:
+        """The time of a scan that begins now, whose due rows are hidden; None to hide nothing."""
+        return None if self._now_ms is None else self._now_ms()
+
+    def _unhidden(self, key: Any) -> Any:
+        value = self.stored(key)
+        return None if value is not None and self._is_hidden(key) else value
+
+    def _is_hidden(self, key: Any) -> bool:
+        assert self._now_ms is not None
+        now_ms = self._now_ms()
+        if self.is_local:
+            earliest_ms = self.earliest_due_ms
+            if earliest_ms is None or now_ms < earliest_ms:
+                return False
+        due_ms = self.due_ms(key)
+        return due_ms is not None and due_ms <= now_ms
 
     # ---- changes
 
-    def apply(self, changes: dict[Any, Any], place: StatePlace) -> None:
-        """Take committed changes and the place that they lead to, between two portions of loaded rows. Raises the error
-        of a failed loading, too.
+    def apply(self, changes: dict[Any, Any], place: StatePlace, dues: Dues = NO_DUES) -> None:
+        """Take committed changes with the dues of their keys, and the place that they lead to, between two portions of
+        loaded rows. Raises the error of a failed loading, too.
         """
         base = self._base
         if base is None:
-            self.store.apply(changes, place)
+            self.store.apply(changes, place, dues)
             return
         if self._failure is not None:
             raise self._failure
@@ -171,7 +260,7 @@ class State:
             live = sum(value is not None for value in changes.values())
             self._rows = None if was is None else self._rows + live - was
         with self._lock:
-            self.store.apply(changes, place)
+            self.store.apply(changes, place, dues)
         base.advance(place.position)
         base.renew()
 
@@ -285,12 +374,16 @@ class State:
             return iter(())
         return self._base.tables(lambda snapshot: snapshot.tables(wanted, self._renew))
 
-    def _remote_range(self, group: int, start: Any, end: Any, *, streams: int) -> Iterator[tuple[Any, Any]]:
+    def _remote_range(
+        self, group: int, start: Any, end: Any, now_ms: int | None, *, streams: int
+    ) -> Iterator[tuple[Any, Any]]:
         assert self._base is not None
         for table in self._base.tables(lambda snapshot: snapshot.between(group, start, end, streams=streams)):
-            yield from self._shown(table)
+            yield from self._shown(table, now_ms)
 
-    def _remote_reversed(self, group: int, start: Any, end: Any, *, streams: int) -> Iterator[tuple[Any, Any]]:
+    def _remote_reversed(
+        self, group: int, start: Any, end: Any, now_ms: int | None, *, streams: int
+    ) -> Iterator[tuple[Any, Any]]:
         """Yield the same in reverse, the last few rows at a time."""
         base = self._base
         assert base is not None
@@ -299,10 +392,12 @@ class State:
             return base.ask(lambda snapshot: snapshot.last_few(group, start, end, streams=streams))
 
         while (first := first_of_last(end)) is not None:
-            yield from reversed(list(self._remote_range(group, first, end, streams=streams)))
+            yield from reversed(list(self._remote_range(group, first, end, now_ms, streams=streams)))
             end = first
 
-    def _shown(self, table: pa.Table) -> Iterator[tuple[Any, Any]]:
+    def _shown(self, table: pa.Table, now_ms: int | None) -> Iterator[tuple[Any, Any]]:
+        if now_ms is not None and has_due(table):
+            table = table.filter(pc.invert(is_due(table, now_ms)))
         for rows in self.store.unchanged(table).to_batches():
             keys = self._keys.of_columns(rows)
             yield from zip(keys, self.values.of_column(rows.column("value"), keys), strict=True)
