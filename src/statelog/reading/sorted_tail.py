@@ -33,6 +33,7 @@ from statelog.environment import OpenSpillFile
 from statelog.errors import ClosedError
 from statelog.schemas.arrays import column_of, column_of_rows, numbers_of
 from statelog.schemas.changes.changes import DELETE, chunk_slices, cut_by_bytes, newest_sorted
+from statelog.schemas.changes.due import concat_changes
 from statelog.schemas.changes.key_order import is_last_row
 from statelog.schemas.snapshot.runs import key_groups_of
 from statelog.store.disk.spill_queue import SpillQueue
@@ -70,7 +71,7 @@ class PartitionChanges:
     def sort(self) -> pa.Table:
         """Reduce the changes to the newest of each key, sorted, and return them."""
         if not self._is_sorted:
-            together = pa.concat_tables(self.tables)
+            together = concat_changes(self.tables)
             self.tables = []
             self.replace([newest_sorted(together)])
             self._is_sorted = True
@@ -213,7 +214,7 @@ def cut_to_frames(tables: Iterable[pa.Table], frame_bytes: int) -> Iterator[pa.R
 
 
 def _cut(tables: list[pa.Table], frame_bytes: int) -> Iterator[pa.RecordBatch]:
-    for batch in pa.concat_tables(tables).combine_chunks().to_batches() if tables else ():
+    for batch in concat_changes(tables).combine_chunks().to_batches() if tables else ():
         yield from chunk_slices(batch, frame_bytes, _MOST_ROW_BYTES)
 
 
@@ -259,7 +260,7 @@ def _joined(tables: Sequence[pa.Table]) -> list[pa.Table]:
         found = list(group)
         if is_small and len(found) > 1:
             joined += [
-                pa.concat_tables(found[i : i + _JOINED_TABLES]).combine_chunks()
+                concat_changes(found[i : i + _JOINED_TABLES]).combine_chunks()
                 for i in range(0, len(found), _JOINED_TABLES)
             ]
         else:
@@ -347,5 +348,5 @@ class MemoryTail:
         frame_bytes, streams = max(1, most_bytes // max(1, len(piles))), list[Iterator[pa.Table]]()
         del tables
         while piles:  # Each is released once it is sorted.
-            streams.append(cut_by_bytes(newest_sorted(pa.concat_tables(piles.pop(0))), frame_bytes))
+            streams.append(cut_by_bytes(newest_sorted(concat_changes(piles.pop(0))), frame_bytes))
         return list(merge_streams(streams, drop_deletes=False))

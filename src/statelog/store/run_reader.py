@@ -22,12 +22,15 @@ from threading import Lock
 from typing import Any, BinaryIO, NamedTuple, TypeVar, cast
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import xxhash
 
 from statelog.closing import Closing, undone_by_errors
 from statelog.errors import ClosedError, CorruptRun, Fact, NotFound, StoreUnavailable
+from statelog.schemas.changes.changes import DELETE
 from statelog.schemas.changes.chunk import DECODING_ERRORS
+from statelog.schemas.changes.due import DUE, DueSpan
 from statelog.schemas.descriptor import Descriptor
 from statelog.schemas.snapshot.runs import RowGroupSpan, RunFile, first_unsorted, key_groups_of, only_key_groups
 from statelog.store.port import RangeReader, Store
@@ -137,12 +140,14 @@ class RunReader(Closing):
     def _verify(self, decoded: Collection[int], descriptor: Descriptor | None) -> None:
         digest = hashlib.sha256()
         last: pa.Table | None = None
+        due_rows = 0
         digest.update(self._read(0, self._data_start()))
         for number, data in self._bytes_of(range(len(self.run.index.row_groups)), _VERIFIED_PIECE_BYTES):
             digest.update(data)
             if number not in decoded:
                 continue
             table = self._decode(number, data, checks_pages=True)
+            due_rows += self._checked_dues(table)
             joined = table if last is None else pa.concat_tables([last, table])
             if first_unsorted(joined) is not None:
                 raise self._corrupt("changes out of order", row_group=number)
@@ -153,7 +158,16 @@ class RunReader(Closing):
         digest.update(self._read(footer, self.run.size_bytes - footer))
         if digest.digest() != self.run.sha256:
             raise self._corrupt("the file's sha256 differs", got=digest.hexdigest(), expected=self.run.sha256.hex())
+        if len(decoded) == len(self.run.index.row_groups) and due_rows != self.run.due_rows:
+            raise self._corrupt("it has another number of rows with a due", got=due_rows, expected=self.run.due_rows)
         self._check_footer()
+
+    def _checked_dues(self, table: pa.Table) -> int:
+        """Return how many rows have a due. Raises CorruptRun if a delete has one."""
+        span = DueSpan.of(table)
+        if span.rows and DueSpan.of(table.filter(pc.equal(table.column("op"), DELETE))).rows:
+            raise self._corrupt("a delete has a due")
+        return span.rows
 
     def _check_footer(self) -> None:
         """Check that the footer has each row group where the index has it."""
@@ -203,7 +217,9 @@ class RunReader(Closing):
         if metadata.num_rows != self.run.rows or metadata.num_row_groups != len(self.run.index.row_groups):
             raise self._corrupt("the footer counts other rows", got=metadata.num_rows, expected=self.run.rows)
         kinds = [columns.field(name).type for name in ("key_group", "op") if name in columns.names]
-        if len({"key", "value"} & set(columns.names)) != 2 or kinds != [pa.uint16(), pa.uint8()]:
+        others = [(one.name, one.type) for one in list(columns)[4:]]
+        is_known = others == ([(DUE.name, DUE.type)] if self.run.due_rows else [])
+        if len({"key", "value"} & set(columns.names)) != 2 or kinds != [pa.uint16(), pa.uint8()] or not is_known:
             raise self._corrupt("it has other columns than a run", columns=", ".join(columns.names))
         return metadata
 

@@ -115,7 +115,7 @@ def _restart() -> Restart:
     return Restart(digest=_descriptor().digest, position=3, reason="disk", operator="ann")
 
 
-def _manifest() -> Manifest:
+def _manifest(*, due_rows: int = 0) -> Manifest:
     state = LedgerState(
         position=3,
         writers=(WriterState("w", 1, Checkpoint(1, _NONCE), 2, {"offset": 30}),),
@@ -133,6 +133,9 @@ def _manifest() -> Manifest:
         sha256=bytes(32),
         value_schema_id=0,
         index=index,
+        due_rows=due_rows,
+        first_due_ms=1_800_000_000_000 if due_rows else 0,
+        last_due_ms=1_800_003_600_000 if due_rows else 0,
     )
     anchors = [Anchor("data", 1, 8, 0x0102030405060708), Anchor("ledger", 0, 2, 9)]
     return next_manifest(
@@ -183,6 +186,7 @@ def _examples() -> dict[str, Example]:
     loss, opened, commit, inline, handle = _loss(), _open(), _commit(), _inline_commit(), _handle()
     mark, restart = _mark(), _restart()
     manifest, descriptor, lease, subscription = _manifest(), _descriptor(), _lease(), _subscription()
+    timed = _manifest(due_rows=20)
     return {
         "open": Example("format-ledger", opened, ledger.encode(opened), b"", ledger.decode),
         "commit": Example("format-ledger", commit, ledger.encode(commit), b"", ledger.decode),
@@ -200,6 +204,13 @@ def _examples() -> dict[str, Example]:
             "format-manifest",
             manifest,
             manifest.to_bytes(),
+            _schema_text("manifest-2"),
+            partial(Manifest.from_bytes, path=MANIFESTS.path(1)),
+        ),
+        "timed-manifest": Example(
+            "format-manifest",
+            timed,
+            timed.to_bytes(),
             _schema_text("manifest"),
             partial(Manifest.from_bytes, path=MANIFESTS.path(1)),
         ),

@@ -3,17 +3,29 @@
 import uuid
 from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from statelog.schemas.changes.due import DUE, has_due
 from statelog.schemas.snapshot.runs import TARGET_ROWS, RunFile, RunMetadata, row_groups_for
 from statelog.store.port import Store
 from statelog.store.run_reader import RunReader
 from statelog.store.run_writer import RunWriter, upload_run
 from tests.support.samples.folds import Row
 
-__all__ = ["LABEL", "change_table", "label_of", "run_schema", "table_of", "tables_of", "write_run"]
+__all__ = [
+    "LABEL",
+    "change_table",
+    "label_of",
+    "run_schema",
+    "table_of",
+    "tables_of",
+    "timed_rows",
+    "timed_table",
+    "write_run",
+]
 
 LABEL = RunMetadata(log="orders", first_position=10, end_position=20, value_schema_id=0)
 
@@ -37,6 +49,23 @@ def change_table(
     schema = run_schema(key_type or pa.binary(), value_type or pa.binary())
     columns = [[row[i] for row in rows] for i in range(4)]
     return pa.table(dict(zip(schema.names, columns, strict=True)), schema=schema)
+
+
+TimedRow = tuple[int, int, Any, Any, int | None]
+
+
+def timed_table(changes: Iterable[TimedRow]) -> pa.Table:
+    """Return changes (key group, op, key, value, due in milliseconds), in the order of a run, with that column."""
+    rows = sorted(changes, key=lambda change: (change[0], _order(change[2])))
+    dues = pa.array([row[4] for row in rows], pa.int64()).cast(DUE.type)
+    return change_table(row[:4] for row in rows).append_column(DUE, dues)
+
+
+def timed_rows(changes: pa.Table | pa.RecordBatch) -> list[TimedRow]:
+    """Return the changes as (key group, op, key, value, due in milliseconds); None without a due."""
+    columns = [column.to_pylist() for column in changes.columns[:4]]
+    dues = changes.column(4).cast(pa.int64()).to_pylist() if has_due(changes) else [None] * changes.num_rows
+    return list(zip(*columns, dues, strict=True))
 
 
 def _order(key: object) -> bytes:

@@ -22,10 +22,15 @@ from statelog.schemas.snapshot.runs import RowGroupSpan, RunFile, RunIndex
 from tests.support.samples.chunks import mutations
 from tests.support.samples.manifests import IDENTITY, first_manifest, run_ref, second_manifest, state_at
 
-SCHEMA_TEXT = RecordCodec("manifest").text.encode()
+
+def _timed() -> Manifest:
+    """Return the second manifest with dues in its second run, which gives the file the newest format."""
+    manifest = second_manifest()
+    timed = replace(manifest.runs[1], due_rows=2, first_due_ms=1_800_000_000_000, last_due_ms=1_800_000_000_001)
+    return replace(manifest, runs=(manifest.runs[0], timed))
 
 
-@pytest.mark.parametrize("manifest", [first_manifest(), second_manifest()], ids=["first", "second"])
+@pytest.mark.parametrize("manifest", [first_manifest(), second_manifest(), _timed()], ids=["first", "second", "timed"])
 def test_a_manifest_survives_its_file(manifest: Manifest) -> None:
     """The file decodes to the manifest."""
     assert Manifest.from_bytes(manifest.to_bytes(), MANIFESTS.path(manifest.number)) == manifest
@@ -38,16 +43,17 @@ def test_an_empty_log_has_an_empty_manifest() -> None:
     assert (manifest.position, manifest.next_offsets) == (3, {})
 
 
-def test_every_mutation_of_the_file_is_refused() -> None:
+@pytest.mark.parametrize(("manifest", "avsc"), [(second_manifest(), "manifest-2"), (_timed(), "manifest")])
+def test_every_mutation_of_the_file_is_refused(manifest: Manifest, avsc: str) -> None:
     """A flipped, missing or added byte is refused, except in the schema text, which is for other tools."""
-    for damaged in mutations(second_manifest().to_bytes(), spare=SCHEMA_TEXT):
+    for damaged in mutations(manifest.to_bytes(), spare=RecordCodec(avsc).text.encode()):
         with pytest.raises((CorruptManifest, UnknownFormat)):
             Manifest.from_bytes(damaged, MANIFESTS.path(2))
 
 
 def test_a_newer_format_is_unknown() -> None:
     """A file of a later version is an unknown format, and not damage."""
-    newer = first_manifest().to_bytes().replace(b"statelog.format\x022", b"statelog.format\x023")
+    newer = first_manifest().to_bytes().replace(b"statelog.format\x022", b"statelog.format\x024")
     with pytest.raises(UnknownFormat):
         Manifest.from_bytes(newer, MANIFESTS.path(1))
 

@@ -32,7 +32,7 @@ from statelog.store.run_reader import RunReader
 from tests.support.samples.chunks import chunk_of, rows_batch
 from tests.support.samples.format_examples import EXAMPLES
 from tests.support.samples.outputs import outputs_in
-from tests.support.samples.runs import LABEL, label_of, table_of
+from tests.support.samples.runs import LABEL, label_of, table_of, timed_rows
 
 _SAMPLES = Path(__file__).parents[2] / "support" / "samples"
 _ROWS = rows_batch([(4, PUT, b"a", b"1"), (4, DELETE, b"b", None), (9, PUT, b"c", b"")])
@@ -78,6 +78,7 @@ _READ: dict[str, tuple[Callable[[bytes], object], object]] = {
     "descriptor-3": (_read_descriptor, replace(_DESCRIPTOR, record_bytes_max=8 << 20)),
     "descriptor-4": (_read_descriptor, replace(_DESCRIPTOR, value_type=ValueFormat.JSON)),
     "manifest-2": (partial(Manifest.from_bytes, path=MANIFESTS.path(1)), EXAMPLES["manifest"].value),
+    "manifest-3": (partial(Manifest.from_bytes, path=MANIFESTS.path(1)), EXAMPLES["timed-manifest"].value),
     "lease-1": (partial(Lease.from_bytes, path=lease_path("r")), EXAMPLES["lease"].value),
     "subscription-1": (
         partial(Subscription.from_bytes, path=subscription_path("r", 2)),
@@ -113,6 +114,28 @@ def test_a_run_is_read() -> None:
         assert table_of(reader).to_pydict() == _ROWS.to_pydict()
 
 
+def test_a_run_with_dues_is_read() -> None:
+    """A Parquet file of the second format has the column `due`."""
+    groups = (
+        RowGroupSpan(4, 5, rows=2, offset=4, size_bytes=317, checksum=12684436686811413546),
+        RowGroupSpan(9, 10, rows=1, offset=321, size_bytes=256, checksum=5313286602267479663),
+    )
+    index = RunIndex(row_groups=groups, footer_offset=577, footer_checksum=5596011787226257098)
+    path = _SAMPLES / "released" / "run-2.bin"
+    digest = bytes.fromhex("d5e09a57835d95760ea0e47bc041a791ac9c8fbf4647445b04513a98d175f581")
+    due_ms = 1_900_000_000_000
+    facts: dict[str, int] = {"due_rows": 1, "first_due_ms": due_ms, "last_due_ms": due_ms}
+    run = RunFile(path="runs/r.parquet", size_bytes=2354, rows=3, sha256=digest, index=index, **facts)
+    with RunReader(path.open("rb"), run) as reader:
+        reader.verify()
+        assert label_of(reader.footer) == LABEL.to_parquet(due=True)
+        assert timed_rows(table_of(reader)) == [
+            (4, PUT, b"a", b"1", due_ms),
+            (4, DELETE, b"b", None, None),
+            (9, PUT, b"c", b"", None),
+        ]
+
+
 def test_no_version_lacks_its_bytes() -> None:
     """Each version that the code knows has its bytes, and the table of readers names all of them."""
     prefixed = ("mark", "open", "commit", "commits", "accept-loss", "restart", "output-chunk")
@@ -131,5 +154,5 @@ def test_no_version_lacks_its_bytes() -> None:
     there = {path.stem for path in (_SAMPLES / "released").iterdir()}
     elsewhere = {"manifest-1"}  # for the tests of manifests, which read it
     assert there | elsewhere == wanted
-    assert {*_READ, "run-1", *elsewhere} == wanted
+    assert {*_READ, "run-1", "run-2", *elsewhere} == wanted
     assert all((_SAMPLES / f"{name}.avro").is_file() for name in elsewhere)

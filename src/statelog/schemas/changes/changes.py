@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 
 from statelog.errors import InvalidChange, KeyGroupMismatch, ValueTooLarge
 from statelog.schemas.arrays import column_of, fits, numbers_of, numbers_or_zeros, taken, whole_column
+from statelog.schemas.changes.due import concat_changes
 from statelog.schemas.changes.key_order import sorted_last_rows
 from statelog.schemas.key_groups import KeyType, partition_starts
 
@@ -199,7 +200,7 @@ def merge_tables(tables: Sequence[pa.Table], *, drop_deletes: bool) -> pa.Table:
     if len(filled) == 1:
         return live(filled[0]) if drop_deletes else filled[0]
     # One chunk per column: taking rows from many chunks is several times slower.
-    return newest_sorted(pa.concat_tables(filled).combine_chunks(), drop_deletes=drop_deletes)
+    return newest_sorted(concat_changes(filled).combine_chunks(), drop_deletes=drop_deletes)
 
 
 def cut_by_bytes(table: pa.Table, most_bytes: int) -> Iterator[pa.Table]:

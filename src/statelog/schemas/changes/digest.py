@@ -4,8 +4,9 @@ It also digests the changes that the tasks of a batch wrote. That digest has onl
 written row pays for it.
 
 Invariants:
-- It is a sum over rows, and each row's part follows from its key group, key and value alone. So order and grouping do
-  not matter, and a missing, repeated or different row changes it.
+- It is a sum over rows, and each row's part follows from its key group, key, value and due alone. So order and grouping
+  do not matter, and a missing, repeated or different row changes it.
+- A digest of changes leaves dues out: in a log with a ttl, a batch that is written again has later ones.
 - Values are compared in one value schema: readers convert them first.
 - A stored digest (`to_text`) names its version and its value schema. Digests of other ones are not comparable.
 """
@@ -16,9 +17,11 @@ from functools import reduce
 
 import numpy as np
 import pyarrow as pa
+from numpy.typing import NDArray
 
 from statelog.schemas.arrays import Fingerprints, column_of, fingerprints, mixed_with, numbers_of, numbers_or_zeros
 from statelog.schemas.changes.changes import DELETE
+from statelog.schemas.changes.due import DUE, has_due
 from statelog.schemas.values.avro import avro_values
 from statelog.schemas.values.schema import ValueSchema
 
@@ -88,13 +91,25 @@ def _of_rows(batch: pa.RecordBatch, schema: ValueSchema | None, halves: int) -> 
         columns += [_words(leaf) for leaf in leaves]  # A fifth of the time of Avro's form.
     else:
         columns.append(fingerprints(avro_values(batch.column("value"), schema), halves))
+    timed, dues = _timed_rows(batch)
     sums = [0, 0]
     for half in range(halves):
         state = groups
         for column in columns:
             state = mixed_with(state, column[half], half)
+        if halves == 2 and len(timed):
+            state[timed] = mixed_with(state[timed], dues, half)
         sums[half] = int(np.add.reduce(state, dtype=np.uint64))
     return StateDigest(len(groups), *sums)
+
+
+def _timed_rows(batch: pa.RecordBatch) -> tuple[NDArray[np.int64], NDArray[np.uint64]]:
+    """Return the rows with a due, and their dues. A row without one has the digest that it has without the column."""
+    if not has_due(batch):
+        return np.zeros(0, np.int64), np.zeros(0, np.uint64)
+    column = batch.column(DUE.name)
+    rows = np.flatnonzero(numbers_of(column.is_valid()))
+    return rows, numbers_or_zeros(column.view(pa.int64()))[rows].astype(np.uint64)
 
 
 def _leaves(column: pa.Array) -> Iterator[pa.Array]:

@@ -14,12 +14,16 @@ Invariants:
 import math
 from collections.abc import Sequence
 from datetime import datetime
-from typing import TypeAlias
+from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from statelog.errors import InvalidChange
 from statelog.schemas.arrays import column_of, numbers_of, numbers_or_zeros, whole_column
+
+
+from statelog.schemas.names import check_kind
 
 When: TypeAlias = float | datetime
 """A time: seconds since 1970, or a datetime with a time zone."""
@@ -27,6 +31,7 @@ DUE = pa.field("due", pa.timestamp("ms", tz="UTC"))
 DUE_MS_MAX = 253_402_300_799_999
 """The last millisecond of the year 9999: Python has no later one."""
 _COLUMNS = 4
+Changes = TypeVar("Changes", pa.Table, pa.RecordBatch)
 
 
 def due_ms_of(due: object) -> int:
@@ -67,6 +72,8 @@ def without_due(schema: pa.Schema) -> pa.Schema:
 
 def concat_changes(tables: Sequence[pa.Table]) -> pa.Table:
     """Concatenate tables of changes, at least one, without a copy. One with dues gives all of them the column."""
+    if len({table.num_columns for table in tables}) < 2:
+        return pa.concat_tables(tables)  # A seventh of the time.
     return pa.concat_tables(tables, promote_options="default")
 
 
@@ -80,3 +87,34 @@ def is_due(changes: pa.Table, now_ms: int) -> pa.Array:
     """Return for each row of changes that have the column whether it is due at a time."""
     dues = whole_column(changes.column(_COLUMNS)).view(pa.int64())
     return column_of((numbers_or_zeros(dues) <= now_ms) & numbers_of(dues.is_valid()))
+
+
+def check_shown(due: object) -> None:
+    """Raise ConfigError unless `due`, by which a caller asks for the column, is a bool."""
+    check_kind("due", due, bool, example="True for a column of dues, or False")
+
+
+def shown(changes: Changes, *, due: bool) -> Changes:
+    """Return changes with the column, filled with nulls if they have none, or without it. Copies no value."""
+    if has_due(changes) is due:
+        return changes
+    if due:
+        return changes.append_column(DUE, pa.nulls(changes.num_rows, DUE.type))
+    return changes.select(range(_COLUMNS))
+
+
+class DueSpan(NamedTuple):
+    """The number of rows with a due, and their first and last due in milliseconds; 0 without such a row."""
+
+    rows: int = 0
+    first_ms: int = 0
+    last_ms: int = 0
+
+    @classmethod
+    def of(cls, changes: pa.Table) -> "DueSpan":
+        """Return the span of the rows of a table."""
+        dues = changes.column(_COLUMNS) if has_due(changes) else None
+        if dues is None or dues.null_count == len(dues):
+            return cls()
+        found: Any = pc.min_max(dues)
+        return cls(len(dues) - dues.null_count, found["min"].value, found["max"].value)

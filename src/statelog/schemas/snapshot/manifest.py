@@ -19,6 +19,7 @@ from typing import Any, Literal, NamedTuple
 
 from statelog.errors import CorruptManifest, Fact
 from statelog.schemas.avro import Datum, FileCodec, datum_of
+from statelog.schemas.changes.due import DUE_MS_MAX
 from statelog.schemas.key_groups import MAX_KEY_GROUPS
 from statelog.schemas.ledger.place import LastRecord, LogIdentity, Place
 from statelog.schemas.ledger.state import LedgerState
@@ -26,9 +27,11 @@ from statelog.schemas.names import MANIFESTS, is_name, is_run_path
 from statelog.schemas.snapshot.run_ref import RunRef, check_tiles, stretched
 from statelog.schemas.snapshot.runs import RunIndex
 
-FORMAT_VERSION = 2
-"""Since 2, runs name their key groups. In version 1 every run covers all key groups."""
-_FILE = FileCodec("manifest", version=FORMAT_VERSION, error=CorruptManifest, earlier={1: "manifest-1"})
+FORMAT_VERSION = 3
+"""Since 3, runs count their rows with a due. Since 2, they name their key groups; before, each covers all of them."""
+_EARLIER = {1: "manifest-1", 2: "manifest-2"}
+_FILE = FileCodec("manifest", version=FORMAT_VERSION, error=CorruptManifest, earlier=_EARLIER)
+_FILE_2 = FileCodec("manifest-2", version=2, error=CorruptManifest)
 _SHA256_BYTES = 32
 _NONCE_BYTES = 16
 
@@ -87,8 +90,9 @@ class Manifest:
         return self._read_sha256 or hashlib.sha256(self.to_bytes()).digest()
 
     def to_bytes(self) -> bytes:
-        """Return the content of the file."""
-        return _FILE.encode(
+        """Return the content of the file, in the earliest version that suffices, so that older releases can read it."""
+        file = _FILE if any(run.due_rows for run in self.runs) else _FILE_2
+        return file.encode(
             datum_of(
                 self,
                 identity=datum_of(self.identity),
@@ -217,6 +221,9 @@ def _check_run(run: RunRef) -> None:
     _require(is_range, "a run covers impossible key groups", path=run.path)
     counts = (run.start_position, run.level, run.rows, run.value_schema_id)
     _require(min(counts) >= 0 and run.size_bytes > 0, "a run has an impossible count", path=run.path)
+    dues = (0, run.first_due_ms, run.last_due_ms, DUE_MS_MAX)
+    is_span = list(dues) == sorted(dues) if run.due_rows else not any(dues[1:3])
+    _require(0 <= run.due_rows <= run.rows and is_span, "a run has impossible dues", path=run.path)
     _require(len(run.sha256) == _SHA256_BYTES, "a run's hash has the wrong length", path=run.path)
     _require(run.rows == run.index.rows, "a run's index has a different row count", path=run.path)
     for span in run.index.row_groups:

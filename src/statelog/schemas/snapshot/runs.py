@@ -1,7 +1,7 @@
 """Runs: the layout of changes in one immutable Parquet file. Pure values and decisions; `store` does the I/O.
 
-A run holds the columns `key_group` (uint16), `op` (uint8, 0 = put, 1 = delete), `key` and `value`. It has one row per
-key, sorted by (key group, key). It is ordinary Parquet, readable without statelog.
+A run holds the columns `key_group` (uint16), `op` (uint8, 0 = put, 1 = delete), `key` and `value`, and `due` only if a
+row has one. It has one row per key, sorted by (key group, key). It is ordinary Parquet, readable without statelog.
 
 Invariants:
 - A row group holds whole key groups, several small ones together. Only a key group larger than a row group is cut.
@@ -22,8 +22,11 @@ from numpy.typing import NDArray
 from statelog.errors import CorruptManifest
 from statelog.schemas.arrays import column_of, numbers_of, whole_column
 from statelog.schemas.avro import datum_of
+from statelog.schemas.changes.due import concat_changes
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
+"""The version of a run with the column `due`. Others are written as version 1, the same bytes as ever."""
+_UNTIMED_VERSION = 1
 TARGET_ROWS = 32 * 1024
 TARGET_BYTES = 4 * 1024 * 1024
 _HALVED_ROWS = 1024
@@ -42,9 +45,9 @@ class RunMetadata:
     end_position: int
     value_schema_id: int
 
-    def to_parquet(self) -> dict[str, str]:
-        """Return the key-value metadata of the Parquet footer."""
-        label = {"format": FORMAT_VERSION, **datum_of(self)}
+    def to_parquet(self, *, due: bool = False) -> dict[str, str]:
+        """Return the key-value metadata of the Parquet footer. `due`: whether the file has that column."""
+        label = {"format": FORMAT_VERSION if due else _UNTIMED_VERSION, **datum_of(self)}
         return {f"statelog.{name}": str(value) for name, value in label.items()}
 
 
@@ -100,6 +103,7 @@ class RunFile:
     """The facts of a run in its manifest: where it is, and how to verify it.
 
     `path` is relative to the log's directory, `sha256` is over the whole file.
+    `due_rows`: the rows with a due; then `first_due_ms` and `last_due_ms` are the earliest and the latest one.
     """
 
     path: str
@@ -107,6 +111,9 @@ class RunFile:
     rows: int
     sha256: bytes
     index: RunIndex
+    due_rows: int = 0
+    first_due_ms: int = 0
+    last_due_ms: int = 0
 
 
 def row_groups_for(index: RunIndex, wanted: Collection[int]) -> list[int]:
@@ -186,7 +193,7 @@ class _Pile:
         other.parts, other.rows, other.size_bytes = [], 0, 0
 
     def take(self) -> pa.Table:
-        table = pa.concat_tables([_table_of(part) for part in self.parts])
+        table = concat_changes([_table_of(part) for part in self.parts])
         self.parts, self.rows, self.size_bytes = [], 0, 0
         return table
 

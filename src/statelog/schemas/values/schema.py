@@ -22,6 +22,7 @@ import pyarrow as pa
 
 from statelog.errors import ConfigError, IncompatibleSchema, InvalidChange
 from statelog.schemas.arrays import column_of, whole_column
+from statelog.schemas.changes.due import DUE
 from statelog.schemas.descriptor import Descriptor
 from statelog.schemas.values.arrow import default_array, family, fit_fields, from_rows, is_list, struct_children
 from statelog.schemas.values.resolution import Resolution, apply_resolution, compose, first_difference, make_resolution
@@ -248,25 +249,31 @@ STATE_NAMES = ("key", "key_group", "op")
 BATCH_ROWS = 65_536
 
 
-def state_schema(descriptor: Descriptor, value: ValueSchema, *, include_key_group: bool) -> pa.Schema:
+def state_schema(
+    descriptor: Descriptor, value: ValueSchema, *, include_key_group: bool, include_due: bool = False
+) -> pa.Schema:
     """Return the columns of a state, all nullable.
 
     An opaque value is one binary column `value`, JSON one string column. A typed value is its fields, or one struct
-    column `value` if a field has a reserved name.
+    column `value` if a field has a reserved name; `due` is one if it is included.
     """
     fields = list(value.arrow_type) if isinstance(value.arrow_type, pa.StructType) else []
-    if not fields or {field.name for field in fields} & {*STATE_NAMES, "value"}:
+    if not fields or {field.name for field in fields} & {*STATE_NAMES, "value", *[DUE.name] * include_due}:
         fields = [pa.field("value", value.shown_type)]
     columns = [pa.field(field.name, table_type(field.type)) for field in fields]
     group = [pa.field("key_group", pa.int32())] if include_key_group else []
-    return pa.schema([pa.field("key", descriptor.key_type.arrow_type), *columns, *group])
+    due = [pa.field(DUE.name, table_type(DUE.type))] if include_due else []
+    return pa.schema([pa.field("key", descriptor.key_type.arrow_type), *columns, *group, *due])
 
 
 def state_batches(table: pa.Table, wanted: pa.Schema) -> Iterator[pa.RecordBatch]:
-    """Yield a state (key_group, key, value) as batches of the wanted columns, of at most 65,536 rows."""
+    """Yield a state (key_group, key, value, perhaps due) as batches of the wanted columns, of at most 65,536 rows."""
     for batch in table.to_batches(max_chunksize=BATCH_ROWS):
         value = batch.column("value")
         given = {"key": batch.column("key"), "key_group": batch.column("key_group"), "value": value}
+        if DUE.name in wanted.names:  # A field of the value may have this name; then it counts.
+            is_there = DUE.name in batch.schema.names
+            given[DUE.name] = batch.column(DUE.name) if is_there else pa.nulls(batch.num_rows, DUE.type)
         if "value" not in wanted.names and pa.types.is_struct(value.type):
             fields = columns_of(value)
             given.update({name: fields.column(number) for number, name in enumerate(fields.column_names)})
