@@ -48,6 +48,7 @@ from statelog.reading import (
 from statelog.recovery.plan_reader import PlanReader, committed_chunks
 from statelog.recovery.settings import RecoverySettings, terms_of, tuning_of
 from statelog.schemas.arrays import column_of, column_of_rows
+from statelog.schemas.changes.due import DUE, check_shown, shown
 from statelog.schemas.changes.replay_plan import ListedBy, ReplayPlan, plan_replay
 from statelog.schemas.ledger.fold import Folded, ValidCommit
 from statelog.schemas.ledger.handle import Entry
@@ -152,11 +153,14 @@ def _replay_part(replay: ReplayPlan, pieces: _Pieces, numbers: Mapping[int, int]
 # ---- the changes of a part
 
 
-def read_changes(log: Log, plan: Plan, *, settings: RecoverySettings | None = None) -> Generator[pa.RecordBatch]:
+def read_changes(
+    log: Log, plan: Plan, *, due: bool = False, settings: RecoverySettings | None = None
+) -> Generator[pa.RecordBatch]:
     """Yield the changes as batches of at most 65,536 rows or about 8 MiB, but for one larger chunk.
 
     The columns are those of `history_schema`: key, op (0 put, 1 delete), value (null in a delete), key_group, writer,
-    checkpoint, position, timestamp. Within a key group they come in commit order, and in the order of their appends.
+    checkpoint, position, timestamp; with `due` also the time from which the row is expired, or null. Within a key group
+    they come in commit order, and in the order of their appends.
 
     Rows count once the generator has ended: only then no committed change is missing. A reader that cannot take rows
     back, such as a Spark task, retains them until then.
@@ -166,6 +170,7 @@ def read_changes(log: Log, plan: Plan, *, settings: RecoverySettings | None = No
     plan's value schema is older than some value.
     """
     chosen = settings_or(settings, RecoverySettings())
+    check_shown(due)
     _check_changes(plan)
     check_identity(log, plan)
     if plan.is_empty:
@@ -173,7 +178,7 @@ def read_changes(log: Log, plan: Plan, *, settings: RecoverySettings | None = No
     converter = Converter(log, plan.value_schema_id, drops_fields=False)
     clock = current_environment().clock
     with closing(committed_chunks(log, plan, converter, chosen, clock=clock, together=False)) as chunks:
-        yield from _batches(plan, chunks, history_schema(converter.schema))
+        yield from _batches(plan, chunks, history_schema(converter.schema, due=due))
 
 
 def _check_changes(plan: Plan) -> None:
@@ -195,20 +200,21 @@ def check_identity(log: Log, plan: Plan) -> None:
         )
 
 
-def history_schema(change_schema: pa.Schema) -> pa.Schema:
+def history_schema(change_schema: pa.Schema, *, due: bool = False) -> pa.Schema:
     """Return the columns of committed changes, for changes of `change_schema`.
 
     They are its key, op (0 put, 1 delete), value and key_group, and the commit's writer, checkpoint, position and
-    timestamp. The position is right behind the commit. The timestamp is the broker's, in UTC; null if there is none.
+    timestamp; then `due`, if asked for. The position is right behind the commit. The timestamp is the broker's, in
+    UTC; null if there is none.
     """
     own = [change_schema.field(name) for name in ("key", "op", "value", "key_group")]
     facts = [("writer", pa.string()), ("checkpoint", pa.int64()), ("position", pa.int64()), ("timestamp", _TIME)]
-    return pa.schema([*own, *(pa.field(name, kind) for name, kind in facts)])
+    return pa.schema([*own, *(pa.field(name, kind) for name, kind in facts), *[DUE] * due])
 
 
 def _batches(plan: Plan, chunks: Iterable[CommittedChunk], schema: pa.Schema) -> Iterator[pa.RecordBatch]:
     """Join chunks to batches of at most 65,536 rows or about 8 MiB, but for one larger chunk."""
-    commits = plan.commits
+    commits, is_timed = plan.commits, DUE.name in schema.names
     times = [one.timestamp_ms if one.timestamp_ms >= 0 else None for one in commits]
     facts = [
         column_of_rows([one.writer for one in commits], pa.string()),
@@ -216,13 +222,13 @@ def _batches(plan: Plan, chunks: Iterable[CommittedChunk], schema: pa.Schema) ->
         column_of_rows([one.position for one in commits], pa.int64()),
         column_of_rows(times, pa.int64()).cast(_TIME),
     ]
-    known = pa.RecordBatch.from_arrays(facts, names=schema.names[4:])
+    known = pa.RecordBatch.from_arrays(facts, names=schema.names[4:8])
     for group in _grouped(chunk for chunk in chunks if chunk.changes.num_rows):
         numbers = [chunk.commit for chunk in group]
         which = np.repeat(np.array(numbers, np.int64), [chunk.changes.num_rows for chunk in group])
-        changes = pa.concat_batches([chunk.changes for chunk in group])
-        own = [changes.column(name) for name in schema.names[:4]]
-        yield pa.RecordBatch.from_arrays([*own, *known.take(column_of(which)).columns], schema=schema)
+        changes = pa.concat_batches([shown(chunk.changes, due=is_timed) for chunk in group])
+        own, dues = ([changes.column(name) for name in names] for names in (schema.names[:4], schema.names[8:]))
+        yield pa.RecordBatch.from_arrays([*own, *known.take(column_of(which)).columns, *dues], schema=schema)
 
 
 def _grouped(chunks: Iterable[CommittedChunk]) -> Iterator[list[CommittedChunk]]:
@@ -238,8 +244,12 @@ def _grouped(chunks: Iterable[CommittedChunk]) -> Iterator[list[CommittedChunk]]
         yield group
 
 
-def newest_changes(log: Log, plan: Plan, *, settings: RecoverySettings | None = None) -> Generator[pa.Table]:
+def newest_changes(
+    log: Log, plan: Plan, *, due: bool = False, settings: RecoverySettings | None = None
+) -> Generator[pa.Table]:
     """Yield tables of key_group, op, key, value, sorted by (key group, key), one row for each key; deletes too.
+
+    With `due` they have that column, too: the time from which a row is expired, or null.
 
         plan = plan_changes(log, AtPosition(0))
         for table in newest_changes(log, plan):
@@ -249,10 +259,13 @@ def newest_changes(log: Log, plan: Plan, *, settings: RecoverySettings | None = 
     newer schema than the plan's are converted to the plan's, where possible. Raises OffsetGone if the log was truncated
     past the plan, StorageFull, and the errors of `read_changes`.
     """
-    return _newest(log, plan, settings_or(settings, RecoverySettings()), current_environment())
+    check_shown(due)
+    return _newest(log, plan, settings_or(settings, RecoverySettings()), current_environment(), due=due)
 
 
-def _newest(log: Log, plan: Plan, settings: RecoverySettings, environment: Environment) -> Generator[pa.Table]:
+def _newest(
+    log: Log, plan: Plan, settings: RecoverySettings, environment: Environment, *, due: bool
+) -> Generator[pa.Table]:
     _check_changes(plan)
     check_identity(log, plan)
     hold, converter = Hold(log.store, terms_of(settings), environment=environment), Converter(log, plan.value_schema_id)
@@ -260,7 +273,7 @@ def _newest(log: Log, plan: Plan, settings: RecoverySettings, environment: Envir
     with reader.open_tail() as tail:
         with hold.on(log, plan):
             reader.fill(tail)
-        yield from reader.merge(tail, drop_deletes=False)
+        yield from (shown(table, due=due) for table in reader.merge(tail, drop_deletes=False))
 
 
 # ---- commit by commit
@@ -341,7 +354,10 @@ class CommitFeed:
         return found
 
     def changes(self, commits: Sequence[ValidCommit], check: Callable[[], None]) -> Generator[pa.Table]:
-        """Yield the newest change of each wanted key in these commits, with deletes, sorted. Call `check` often."""
+        """Yield the newest change of each wanted key in these commits, with deletes, sorted. Call `check` often.
+
+        A table has the column `due` if one of its rows may have a due.
+        """
         replay = plan_replay((one.contents for one in commits), self._partitions, self.folded.state.accepted)
         if replay.is_empty:
             return

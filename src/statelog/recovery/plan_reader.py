@@ -108,7 +108,10 @@ class PlanReader:
         self._on_step = on_step
         self._hold = hold
         self.converter = converter or Converter(log, settings.value_schema_id)
-        """Defines the `schema` of the output (key_group, op, key, value), and the `target` schema of its values."""
+        """Defines the `schema` of the output (key_group, op, key, value), and the `target` schema of its values.
+
+        Tables with rows that may have a due have that column, too: a pass may yield tables with it and without it.
+        """
         self._opener = opener or RunOpener(log)
         self._stop = Event()
         self._grace_s = GRACE_S

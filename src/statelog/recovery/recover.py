@@ -42,6 +42,7 @@ from statelog.recovery.targets import (
     Target,
     ValuesOf,
     fill_dict,
+    fill_dicts,
     fill_digest,
     fill_parquet,
     fill_table,
@@ -49,6 +50,7 @@ from statelog.recovery.targets import (
     values_of,
 )
 from statelog.schemas.changes.digest import StateDigest
+from statelog.schemas.changes.due import check_shown
 from statelog.schemas.descriptor import Descriptor, HashRule, ValueFormat
 from statelog.schemas.ledger.place import Place
 from statelog.schemas.ledger.state import LastCommit
@@ -210,21 +212,26 @@ class Recovery(Closing):
 
     def dict_of(self, values_of: ValuesOf) -> dict[Any, Any]:
         """Return `to_dict` with the values that `values_of` makes of a value column and its keys."""
-        with_group = self.descriptor.hash_rule is HashRule.CALLER
-        return self._fill(partial(fill_dict, with_group=with_group, values_of=values_of))
+        return self._fill(partial(fill_dict, with_group=self._has_named_groups, values_of=values_of))
 
-    def to_arrow(self, *, ordered: bool = False) -> pa.Table:
+    def dict_and_dues(self, values_of: ValuesOf) -> tuple[dict[Any, Any], dict[Any, int]]:
+        """Return `dict_of`, and a dict from key to due, in milliseconds since 1970, of the keys that have one."""
+        return self._fill(partial(fill_dicts, with_group=self._has_named_groups, values_of=values_of))
+
+    def to_arrow(self, *, ordered: bool = False, due: bool = False) -> pa.Table:
         """Return a table of key_group (uint16), key, value (binary, struct or JSON text), one row per key, in chunks.
 
             recover(log).to_arrow(ordered=True).num_rows
 
-        Rows come in any order; `ordered` sorts by (key group, key). In addition to the table it takes the memory of
-        `to_parquet`; unordered, at least that of the tail's newest changes. Raises Damaged, Unavailable, StorageFull.
+        Rows come in any order; `ordered` sorts by (key group, key). `due` adds a column of that name: the time (UTC)
+        from which a row is expired, or null. In addition to the table it takes the memory of `to_parquet`;
+        unordered, at least that of the tail's newest changes. Raises Damaged, Unavailable, StorageFull.
         """
-        return self._fill(partial(fill_table, ordered=ordered))
+        check_shown(due)
+        return self._fill(partial(fill_table, ordered=ordered, due=due))
 
-    def to_parquet(self, path: str | PathLike[str]) -> int:
-        """Write the same table, sorted by (key group, key), to a local file. Return the number of rows.
+    def to_parquet(self, path: str | PathLike[str], *, due: bool = False) -> int:
+        """Write the table of `to_arrow`, sorted by (key group, key), to a local file. Return the number of rows.
 
             rows = recover(log).to_parquet("/tmp/statelog/visits.parquet")
 
@@ -235,9 +242,10 @@ class Recovery(Closing):
         The file appears whole or not at all, and replaces an older one. Raises AlreadyExists for a path that is no
         file, ConfigError, StorageFull, Damaged, Unavailable.
         """
+        check_shown(due)
         target = local_path(path)
         require_file(target)
-        return self._fill(partial(fill_parquet, path=target))
+        return self._fill(partial(fill_parquet, path=target, due=due))
 
     def to_rocksdb(self, path: str | PathLike[str], *, sst_bytes: int = 64 << 20) -> int:
         """Make a RocksDB database on the local disk. Return the number of rows. Needs the extra `statelog[rocksdb]`.
@@ -269,18 +277,19 @@ class Recovery(Closing):
 
     # ---- streams
 
-    def stream(self) -> Stream:
+    def stream(self, *, due: bool = False) -> Stream:
         """Return the state in portions, read ahead within `memory_bytes` and spilled above: for your own reader.
 
             for changes, cursor in recover(log).stream():
                 print(changes.num_rows, cursor.is_complete)
 
+        With `due`, the changes have that column, too: the time (UTC) from which a row is expired, or null.
         The lease exists when this returns, and is removed once the whole state was read, however slow the consumer is.
         Raises Misuse, NotFound, Damaged, Unavailable; the stream itself Damaged, Unavailable, StorageFull.
         """
-        return self._open_stream()
+        return self._open_stream(due=due)
 
-    def follow(self, *, poll_s: float = 0.5) -> Stream:
+    def follow(self, *, poll_s: float = 0.5, due: bool = False) -> Stream:
         """Return the state as `stream`, and then every later commit, until the stream is stopped or closed.
 
             with recover(log).follow() as stream:
@@ -293,7 +302,7 @@ class Recovery(Closing):
             raise ConfigError(f"poll_s is {poll_s!r} and must be a number of seconds, 0 or more")
         if self._held.plan.is_alone:
             raise Misuse("a snapshot alone has no commits behind it", hint="Use stream; recover follows a log")
-        return self._open_stream(poll_s)
+        return self._open_stream(poll_s, due=due)
 
     # ---- facts
 
@@ -406,11 +415,16 @@ class Recovery(Closing):
         finally:
             self._release_plan()
 
+    @property
+    def _has_named_groups(self) -> bool:
+        return self.descriptor.hash_rule is HashRule.CALLER
+
     def _reader(self, plan: Plan, on_step: OnStep) -> PlanReader:
         self._opener.hold()
         return PlanReader(self._held.log, plan, self._settings, on_step, hold=self._held, opener=self._opener)
 
-    def _open_stream(self, poll_s: float | None = None) -> Stream:
+    def _open_stream(self, poll_s: float | None = None, *, due: bool) -> Stream:
+        check_shown(due)
         self._check_idle()
         self._monitor.start()
         with undone_by_errors(self.close):
@@ -420,7 +434,7 @@ class Recovery(Closing):
             self._read_ahead = ReadAhead(
                 self._held, self._settings, self._reader, self._release_plan, self._resume, poll_s=poll_s
             )
-            return Stream(self._read_ahead, self._monitor)
+            return Stream(self._read_ahead, self._monitor, due=due)
 
     def _release_plan(self) -> None:
         """Release lease and cache. Idempotent; void in a fork, whose parent owns them."""

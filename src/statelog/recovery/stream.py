@@ -44,6 +44,7 @@ from statelog.recovery.cursor import Applied, Cursor, decode_frame, encode_frame
 from statelog.recovery.plan_reader import OnStep, Phase, PlanReader
 from statelog.recovery.progress import Monitor
 from statelog.recovery.settings import RecoverySettings, tuning_of
+from statelog.schemas.changes.due import shown
 from statelog.store.disk.spill_queue import SpillQueue, SpillStatistics
 
 _UNCLOSED = "unclosed stream of statelog: close it, or take from it in a with block"
@@ -222,9 +223,10 @@ def _empty(schema: pa.Schema) -> pa.RecordBatch:
 
 
 class Portion(NamedTuple):
-    """Changes (key_group, op, key, value) to apply in order, and the cursor once they are applied.
+    """Changes to apply in order, and the cursor once they are applied.
 
-    A portion may be empty: then the state is complete, or a commit changed nothing.
+    The columns are key_group, op, key, value, and `due` if it was asked for. A portion may be empty: then the
+    state is complete, or a commit changed nothing.
     """
 
     changes: pa.Table
@@ -234,8 +236,9 @@ class Portion(NamedTuple):
 class Stream(Closing):
     """A stream of portions, made by `Recovery.stream` and `Recovery.follow`. Belongs to the consumer's thread."""
 
-    def __init__(self, read_ahead: ReadAhead, monitor: Monitor) -> None:
+    def __init__(self, read_ahead: ReadAhead, monitor: Monitor, *, due: bool) -> None:
         self._read_ahead = read_ahead
+        self._due = due
         self._monitor = monitor
         self._cursor = read_ahead.origin
         self._handed_out: Cursor | None = None
@@ -268,7 +271,7 @@ class Stream(Closing):
         changes, applied = decode_frame(data)
         self._count(changes.num_rows, applied)
         self._handed_out = self._at(applied)
-        return Portion(changes, self._handed_out)
+        return Portion(shown(changes, due=self._due), self._handed_out)
 
     def __iter__(self) -> Iterator[Portion]:
         return self
@@ -317,7 +320,8 @@ class Stream(Closing):
         """
         view = self._ahead.queue.view()
         try:
-            yield (Portion(changes, self._at(applied)) for changes, applied in map(decode_frame, view))
+            frames = map(decode_frame, view)
+            yield (Portion(shown(changes, due=self._due), self._at(applied)) for changes, applied in frames)
         finally:
             view.close()
 

@@ -4,7 +4,7 @@ Invariant: a file appears under its name whole or not at all, and only after eve
 killed process are swept by the next target of that name.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -19,6 +19,7 @@ from statelog.reading import Converter
 from statelog.recovery.plan_reader import PlanReader
 from statelog.schemas.arrays import column_of
 from statelog.schemas.changes.digest import StateDigest
+from statelog.schemas.changes.due import DUE, has_due, shown
 from statelog.schemas.values.json_text import decode_json
 from statelog.schemas.values.schema import columns_of, with_text
 from statelog.store.disk.disk import local_disk, make_parents, sync
@@ -46,14 +47,29 @@ def fill_dict(reader: PlanReader, *, with_group: bool, values_of: ValuesOf) -> t
     `with_group` makes (key group, key) the key, for logs whose callers name the key groups: there one key may be in
     several of them.
     """
-    state: dict[Any, Any] = {}
+    (state, _), rows = fill_dicts(reader, with_group=with_group, values_of=values_of)
+    return state, rows
+
+
+def fill_dicts(
+    reader: PlanReader, *, with_group: bool, values_of: ValuesOf
+) -> tuple[tuple[dict[Any, Any], dict[Any, int]], int]:
+    """Fill the dict of `fill_dict`, and one from key to due, in milliseconds, of the keys that have one."""
+    state, dues = dict[Any, Any](), dict[Any, int]()
     for table in reader.slices():
         for batch in table.to_batches():
             keys = batch.column("key").to_pylist()
             if with_group:
                 keys = list(zip(batch.column("key_group").to_pylist(), keys, strict=True))
             state.update(zip(keys, values_of(batch.column("value"), keys), strict=True))
-    return state, len(state)
+            if has_due(batch):
+                dues.update(_dues_of(batch, keys))
+    return (state, dues), len(state)
+
+
+def _dues_of(batch: pa.RecordBatch, keys: Sequence[Any]) -> Iterator[tuple[Any, int]]:
+    found = batch.column(DUE.name).view(pa.int64()).to_pylist()
+    return ((key, due_ms) for key, due_ms in zip(keys, found, strict=True) if due_ms is not None)
 
 
 def values_of(column: pa.Array, keys: Sequence[Any]) -> list[Any]:
@@ -118,11 +134,14 @@ def no_such_year(field: str, key: object) -> NoSuchYear:
     return NoSuchYear("a value holds a time whose year Python does not have", key=ascii(key)[:200], field=field)
 
 
-def fill_table(reader: PlanReader, *, ordered: bool) -> tuple[pa.Table, int]:
-    """Fill a table of key_group (uint16), key, value, in any order or `ordered` by (key group, key)."""
+def fill_table(reader: PlanReader, *, ordered: bool, due: bool = False) -> tuple[pa.Table, int]:
+    """Fill a table of key_group (uint16), key, value, in any order or `ordered` by (key group, key).
+
+    `due`: with that column, too.
+    """
     tables = reader.sorted_tables() if ordered else reader.slices()
-    found = [_compact(_state_of(table, reader.converter)) for table in tables]
-    table = pa.concat_tables(found) if found else _state_schema(reader.converter).empty_table()
+    found = [_compact(_state_of(table, reader.converter, due=due)) for table in tables]
+    table = pa.concat_tables(found) if found else _state_schema(reader.converter, due=due).empty_table()
     return table, table.num_rows
 
 
@@ -140,23 +159,25 @@ def _compact(table: pa.Table) -> pa.Table:
     return table.take(column_of(np.arange(table.num_rows)))
 
 
-def _state_of(table: pa.Table, converter: Converter) -> pa.Table:
-    return with_text(table.select(_STATE_COLUMNS), converter.target)
+def _state_of(table: pa.Table, converter: Converter, *, due: bool) -> pa.Table:
+    names = [*_STATE_COLUMNS, *[DUE.name] * due]
+    return with_text(shown(table, due=due).select(names), converter.target)
 
 
-def _state_schema(converter: Converter) -> pa.Schema:
-    return _state_of(converter.schema.empty_table(), converter).schema
+def _state_schema(converter: Converter, *, due: bool) -> pa.Schema:
+    return _state_of(converter.schema.empty_table(), converter, due=due).schema
 
 
 # ---- one Parquet file on the local disk
 
 
-def fill_parquet(reader: PlanReader, *, path: Path) -> tuple[int, int]:
+def fill_parquet(reader: PlanReader, *, path: Path, due: bool = False) -> tuple[int, int]:
     """Write a file sorted by (key group, key), replacing an older one. The result is its number of rows.
 
-    Missing parent directories are made. Raises StorageFull, StoreUnavailable for the local disk.
+    `due`: with that column, too. Missing parent directories are made. Raises StorageFull and StoreUnavailable for the
+    local disk.
     """
-    disk, schema = reader.environment.disk, _state_schema(reader.converter)
+    disk, schema = reader.environment.disk, _state_schema(reader.converter, due=due)
     with local_disk(path, "make", disk):
         make_parents(path)
         partial = make_own(path.parent, f".{path.name}.", ".partial", new_id=reader.environment.new_id)
@@ -164,7 +185,8 @@ def fill_parquet(reader: PlanReader, *, path: Path) -> tuple[int, int]:
         made = partial.path / "state.parquet"
         with local_disk(path, "open", disk):
             writer = pq.ParquetWriter(str(made), schema, compression="lz4", write_page_checksum=True)
-        rows = _write(writer, (_state_of(table, reader.converter) for table in reader.sorted_tables()), path, disk)
+        tables = (_state_of(table, reader.converter, due=due) for table in reader.sorted_tables())
+        rows = _write(writer, tables, path, disk)
         with local_disk(path, "sync", disk):
             sync(made)
         with local_disk(path, "rename", disk):
