@@ -15,7 +15,15 @@ import pyarrow as pa
 from statelog.cli.output import CliOutput
 from statelog.cli.session import Session, connected, log_argument, stopped_by_signals
 from statelog.cli.streams import check_stdout
-from statelog.cli.which_state import From, Start, bytes_option, lease_option, parse_from, parse_key_groups
+from statelog.cli.which_state import (
+    From,
+    Start,
+    bytes_option,
+    due_option,
+    lease_option,
+    parse_from,
+    parse_key_groups,
+)
 from statelog.formatting import as_json, clean, in_text, show_time
 from statelog.log import Log
 from statelog.materializer.control import Control
@@ -24,6 +32,7 @@ from statelog.reading import RetainedHistory
 from statelog.recovery import AtPosition, AtTime, Recovery, RecoverySettings, recover
 from statelog.recovery.changes import CommitFeed
 from statelog.schemas.changes.changes import DELETE
+from statelog.schemas.changes.due import DUE, shown
 from statelog.schemas.descriptor import Descriptor, HashRule
 from statelog.schemas.ledger.fold import ValidCommit
 from statelog.schemas.values.schema import with_text
@@ -52,6 +61,7 @@ change is an object that names its commit; the commit's own object, "event": "co
 @click.option("--writer", "writers", metavar="NAME", multiple=True, help="Only commits of this writer; repeatable.")
 @click.option("--key-groups", metavar="LIST", help="Only these key groups, such as 0-63,70.")
 @bytes_option
+@due_option
 @lease_option
 @connected
 def command(
@@ -63,6 +73,7 @@ def command(
     writers: tuple[str, ...],
     key_groups: str | None,
     bytes_text: BytesText,
+    due: bool,
     lease: bool,
 ) -> None:
     """Follow a log."""
@@ -87,6 +98,7 @@ def command(
                 keys=named,
                 is_part=groups is not None or named is not None,
                 bytes_text=bytes_text,
+                due=due,
                 with_groups=descriptor.hash_rule is HashRule.CALLER,
             )
             if origin is From.STATE:
@@ -101,7 +113,7 @@ class _Follower:
 
     `writers`: print only their commits; empty: all. `keys`: print only their changes; None: all.
     `is_part`: only some keys are followed; commits without a change of these are not printed.
-    `with_groups`: callers name the key group of a key.
+    `due`: show from when a row is expired. `with_groups`: callers name the key group of a key.
     """
 
     feed: CommitFeed
@@ -111,6 +123,7 @@ class _Follower:
     keys: pa.Array | None
     is_part: bool
     bytes_text: BytesText
+    due: bool
     with_groups: bool
     _chosen: int = 0
     _left_out: int = 0
@@ -147,7 +160,7 @@ class _Follower:
     def show_state(self, recovery: Recovery) -> None:
         self._head(f"state at position {recovery.position}")
         rows = 0
-        with recovery.stream() as stream:
+        with recovery.stream(due=self.due) as stream:
             for changes, _ in stream:
                 self._check()
                 self.feed.renew()
@@ -199,13 +212,16 @@ class _Follower:
         groups = batch.column("key_group").to_pylist()
         keys = json_column(batch.column("key"), bytes_text)
         values = value_column(with_text(batch, self.feed.converter.target).column("value"), bytes_text)
-        for op, group, key, value in zip(ops, groups, keys, values, strict=True):
-            shown = {"key_group": group} if self.with_groups else {}
-            shown |= {"key": key} if op == "delete" else {"key": key, "value": value}
+        dues = json_column(shown(batch, due=True).column(DUE.name), bytes_text)
+        for op, group, key, value, due in zip(ops, groups, keys, values, dues, strict=True):
+            fields = {"key_group": group} if self.with_groups else {}
+            fields |= {"key": key} if op == "delete" else {"key": key, "value": value}
             if for_programs:
-                yield as_json({"event": op, **shown, **whose})
+                fields |= {"due": due} if self.due and op == "put" else {}
+                yield as_json({"event": op, **fields, **whose})
             else:
-                yield clean(f"  {op} {' '.join(map(in_text, shown.values()))}").replace("\n", "\\n")
+                when = f", due {due}" if self.due and due else ""
+                yield clean(f"  {op} {' '.join(map(in_text, fields.values()))}{when}").replace("\n", "\\n")
 
     def _check(self, *_: object) -> None:
         """Raise KeyboardInterrupt after a second signal."""

@@ -11,7 +11,7 @@ import pyarrow as pa
 
 from statelog.cli.output import ABSENT
 from statelog.cli.session import Session, connected, log_argument
-from statelog.cli.which_state import From, at_options, bytes_option, lease_option, parse_from
+from statelog.cli.which_state import From, at_options, bytes_option, due_option, lease_option, parse_from
 from statelog.errors import ConfigError
 from statelog.formatting import as_json, clean, in_text
 from statelog.operate.lookup import difference, groups_of, look_up
@@ -24,8 +24,8 @@ from statelog.schemas.descriptor import HashRule
 
 _HELP = """Read the committed values of the KEYs of the log NAME.
 
-One key: its plain value, a typed one as JSON. Several keys, or --json: a line of JSON for each key that exists, as
-`recover --to-json` writes it. A missing key has no line, and the exit code is 7. Only the key groups of the keys are
+One key: its plain value, a typed one as JSON. Several keys, --due or --json: a line of JSON for each key that exists,
+as `recover --to-json` writes it. A missing key has no line, and the exit code is 7. Only the key groups of the keys are
 read. If the log's callers name key groups, as in a worker's log, all are read unless --key-group names one. Put `--`
 before negative numbers."""
 _DIFF_HELP = """Show the keys of the log NAME whose values differ between FROM and TO, a line each, with both values.
@@ -43,6 +43,7 @@ _SIGNS = {"added": "+", "removed": "-", "changed": "~"}
 @at_options
 @click.option("--at-least", type=click.IntRange(0), metavar="N", help="A state at this ledger position or later.")
 @click.option("--barrier", is_flag=True, help="A state no older than now; writes a void record to the ledger.")
+@due_option
 @lease_option
 @connected
 def command(
@@ -54,6 +55,7 @@ def command(
     at: At | None,
     at_least: int | None,
     barrier: bool,
+    due: bool,
     lease: bool,
 ) -> None:
     """Get some keys."""
@@ -65,12 +67,14 @@ def command(
         wanted = read_keys(keys, log.descriptor.key_type, bytes_text)
         groups = groups_of(wanted, key_group, log.descriptor)
         settings = RecoverySettings(holder="statelog get", lease=lease)
-        result = look_up(log, wanted, groups, at=at, at_least=at_least or 0, barrier=barrier, settings=settings)
+        result = look_up(
+            log, wanted, groups, at=at, at_least=at_least or 0, barrier=barrier, due=due, settings=settings
+        )
         found, missing = _found(result.rows, keys, wanted)
         for text in result.warnings:
             session.output.warning(text)
         with_groups = log.descriptor.hash_rule is HashRule.CALLER
-    if len(keys) == 1 and found.num_rows < 2 and not session.output.as_json:
+    if len(keys) == 1 and found.num_rows < 2 and not (due or session.output.as_json):
         _print_value(found, bytes_text, on_terminal=session.output.on_terminal)
         if with_groups and key_group is None and found.num_rows:
             session.output.notice(f"key group {found.column('key_group')[0]}")

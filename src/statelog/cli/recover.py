@@ -15,7 +15,7 @@ import pyarrow as pa
 from statelog.cli.output import CliOutput
 from statelog.cli.progress import PlainBar, open_bar
 from statelog.cli.session import FILE, Session, connected, log_argument
-from statelog.cli.which_state import at_options, bytes_option, lease_option, parse_key_groups
+from statelog.cli.which_state import at_options, bytes_option, due_option, lease_option, parse_key_groups
 from statelog.errors import ConfigError
 from statelog.formatting import show_bytes, show_duration
 from statelog.operate.drill import drill
@@ -49,6 +49,7 @@ Equal digests from the same version of statelog mean equal states, for example o
 @bytes_option
 @click.option("--key-groups", metavar="LIST", help="Only these key groups, such as 0-63,70.")
 @at_options
+@due_option
 @click.option("--snapshot", is_flag=True, help="Read the newest snapshot alone, without Kafka.")
 @lease_option
 @click.option("--rows", type=click.IntRange(0), default=10, show_default=True, help="The number of rows to show.")
@@ -91,17 +92,18 @@ def _fill(
     to_json: str | None,
     bytes_text: BytesText,
     rows: int,
+    due: bool,
 ) -> tuple[Listing, ...]:
-    """Fill the named target; without one, return the first rows as a listing."""
+    """Fill the named target, with `due` where it is a choice; without one, return the first rows as a listing."""
     if to_parquet is not None:
-        recovery.to_parquet(to_parquet)
+        recovery.to_parquet(to_parquet, due=due)
         return ()
     if to_rocksdb is not None:
         recovery.to_rocksdb(to_rocksdb)
         return ()
-    table = recovery.to_arrow(ordered=True)
+    table = recovery.to_arrow(ordered=True, due=due)
     if to_json is None:
-        return (Listing("first_rows", ("key_group", "key", "value"), shown_rows(table, rows)),)
+        return (Listing("first_rows", tuple(table.column_names), shown_rows(table, rows)),)
     _write(table, to_json, bytes_text, with_groups=recovery.descriptor.hash_rule is HashRule.CALLER)
     return ()
 

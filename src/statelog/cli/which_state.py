@@ -42,6 +42,7 @@ bytes_option = click.option(
     callback=_bytes_text,
     help="How bytes are written as text.",
 )
+due_option = click.option("--due", is_flag=True, help="Show from when a row is expired, too.")
 lease_option = click.option(
     "--lease/--no-lease", default=True, show_default=True, help="Make truncation wait for this command."
 )

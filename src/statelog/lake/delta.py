@@ -103,6 +103,7 @@ def export(
     table: str | os.PathLike[str],
     *,
     include_key_group: bool = False,
+    include_due: bool = False,
     replace: bool = False,
     storage_options: Mapping[str, str] | None = None,
     settings: RecoverySettings | None = None,
@@ -112,9 +113,10 @@ def export(
         >>> export(log, "/tmp/statelog/lake/example", replace=True).inserted
         2
 
-    The columns are those of `spark.read.format("statelog")`. `storage_options` are delta-rs's, for object stores.
-    `replace` overwrites the table, whatever it holds. statelog's memory is bounded as in `Recovery.to_parquet`;
-    delta-rs merges in this process, and spills by its own rules.
+    The columns are those of `spark.read.format("statelog")`, with `due` if it is included: the time from which a row
+    is expired, or null. `storage_options` are delta-rs's, for object stores. `replace` overwrites the table, whatever
+    it holds. statelog's memory is bounded as in `Recovery.to_parquet`; delta-rs merges in this process, and spills by
+    its own rules.
 
     Raises AlreadyExists for a table that is no export of this log or that others changed since. Raises BeyondEnd or
     AnchorMismatch if the log lost changes that the table has. Raises ConfigError also for times of day, for which Delta
@@ -124,6 +126,7 @@ def export(
     check_kind("table", table, str, os.PathLike, example='"/tables/visits", or the URL of a table')
     check_kind("replace", replace, bool, example="True to overwrite the table, or False")
     check_kind("include_key_group", include_key_group, bool, example="True for a column of its own, or False")
+    check_kind("include_due", include_due, bool, example="True for a column of its own, or False")
     chosen = settings_or(settings, RecoverySettings(holder="export"))
     storage_options = storage_options or {}
     check_kind("storage_options", storage_options, Mapping, example="a dict of text")
@@ -133,7 +136,7 @@ def export(
     if find_spec("deltalake") is None:
         hint = "Install the extra: pip install 'statelog[delta]'"
         raise ConfigError("Delta Lake needs the package deltalake", hint=hint)
-    job = _Export(log, include_key_group, chosen)
+    job = _Export(log, chosen, include_key_group=include_key_group, include_due=include_due)
     for _ in range(_ATTEMPTS):
         try:
             with _typed_panics(url):
@@ -185,8 +188,9 @@ def _typed_panics(url: str) -> Generator[None]:
 @dataclass(frozen=True, slots=True)
 class _Export:
     log: Log
-    include_key_group: bool
     settings: RecoverySettings
+    include_key_group: bool
+    include_due: bool
 
     def run(self, target: "DeltaTarget", *, replace: bool) -> Exported:
         """Try the export once. Raises Overtaken if somebody else committed to the table meanwhile."""
@@ -211,7 +215,7 @@ class _Export:
         _LOG.info("%s: writing all rows: %s", target.shown, why)
         with recover(self.log, at_least=target.seen, settings=self.settings) as recovery:
             place, columns = recovery.plan.place, self._columns(recovery.value_schema)
-            with recovery.stream() as stream:
+            with recovery.stream(due=self.include_due) as stream:
                 rows = (batch for portion in stream for batch in state_batches(portion.changes, columns))
                 written = target.write(rows, columns, place)
         return Exported(position=place.position, previous_position=target.position, is_rewritten=True, inserted=written)
@@ -221,7 +225,7 @@ class _Export:
         counts: dict[str, int] = {}
         if plan.position > previous:
             keys = ["key", "key_group"] if self._names_key_groups else ["key"]
-            with closing(newest_changes(self.log, plan, settings=self.settings)) as tables:
+            with closing(newest_changes(self.log, plan, due=self.include_due, settings=self.settings)) as tables:
                 counts = target.merge(_merge_rows(tables, columns), columns, keys, plan.place)
         return Exported(position=plan.position, previous_position=previous, is_rewritten=False, **counts)
 
@@ -231,8 +235,12 @@ class _Export:
         return self.log.descriptor.hash_rule is HashRule.CALLER
 
     def _columns(self, value_schema: ValueSchema) -> pa.Schema:
-        with_group = self.include_key_group or self._names_key_groups
-        found = state_schema(self.log.descriptor, value_schema, include_key_group=with_group)
+        found = state_schema(
+            self.log.descriptor,
+            value_schema,
+            include_key_group=self.include_key_group or self._names_key_groups,
+            include_due=self.include_due,
+        )
         for field in found:
             if "time64[" in str(field.type):
                 raise ConfigError(

@@ -8,6 +8,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import replace
 from operator import attrgetter
 
+from statelog.environment import current_environment
 from statelog.formatting import show_time
 from statelog.log import Log, LogDescription
 from statelog.materializer import tail_now
@@ -24,6 +25,7 @@ from statelog.schemas.ledger.records import AcceptLoss, LossRange, is_forfeited
 from statelog.schemas.ledger.state import LedgerState
 from statelog.schemas.names import data_topic, ledger_topic
 from statelog.schemas.snapshot.claims import SubscriptionFile, newest_files
+from statelog.schemas.snapshot.run_ref import RunRef
 from statelog.store.files import AcceptedLoss, losses_of
 
 _OLDEST = 2
@@ -33,19 +35,23 @@ _OLDEST = 2
 def describe_log(log: Log, settings: MaterializerSettings, now_s: float | None = None) -> Report:
     """Return the log's current status. The `lag` facts count what the newest snapshot does not cover yet.
 
-    `settings`: the materializer's; they determine what holds truncation back. Raises Damaged, Unavailable, ConfigError
-    without the right to read both topics.
+    `settings`: the materializer's; they determine what holds truncation back.
+    `now_s`: the time, in seconds since 1970, by which leases and dues are judged.
+
+    Raises Damaged, Unavailable, ConfigError without the right to read both topics.
     """
     tail, leases, subscriptions = tail_now(log), list_leases(log.store), list_subscriptions(log.store)
     bounds = held(log, settings, leases, subscriptions, most_snapshots=_OLDEST, now_s=now_s)
     found = log.describe()
+    runs = found.manifest.runs if found.manifest else ()
+    now_s = current_environment().wall_clock() if now_s is None else now_s
     losses = losses_listing(losses_of(log.store), found.state)
     schemas = [(one.id, one.avsc) for one in found.value_schemas if not one.is_opaque]
     values = Listing("value_schemas", ("id", "schema"), schemas)
     listings = (_partitions(found), _writers(found), values, _runs(found), losses, bounds.listing())
     return Report(
         found.descriptor.name,
-        {**_facts(found, tail, settings), **truncation_facts(bounds)},
+        {**_facts(found, tail, settings), **due_facts(runs, now_s), **truncation_facts(bounds)},
         (*listings, _leases(leases), subscriptions_listing(subscriptions)),
     )
 
@@ -53,6 +59,21 @@ def describe_log(log: Log, settings: MaterializerSettings, now_s: float | None =
 def truncation_facts(bounds: Held) -> dict[str, object]:
     """Return the facts that name the ledger's lowest bound, and why truncation is off altogether, if it is."""
     return {"truncation_held_by": bounds.held_by or None, "truncation_held_back": bounds.held_back or None}
+
+
+def due_facts(runs: Collection[RunRef], now_s: float) -> dict[str, object]:
+    """Return how many rows of a snapshot have a due, at most how many of them are due by now, and since when.
+
+    A run only knows its earliest and its latest due, and a newer run may have replaced or deleted a row. Rows that are
+    due stay until the owner of their table deletes them.
+    """
+    overdue = [run for run in runs if run.due_rows and run.first_due_ms <= now_s * 1000]
+    since_ms = min((run.first_due_ms for run in overdue), default=None)
+    return {
+        "due_rows": sum(run.due_rows for run in runs),
+        "overdue_rows_max": sum(run.due_rows for run in overdue),
+        "overdue_since": None if since_ms is None else show_time(since_ms / 1000),
+    }
 
 
 def _facts(found: LogDescription, tail: Tail, settings: MaterializerSettings) -> dict[str, object]:

@@ -21,6 +21,7 @@ from statelog.recovery import RecoverySettings, plan_changes, read_changes, reco
 from statelog.recovery.changes import newest_changes
 from statelog.schemas.arrays import gathered
 from statelog.schemas.changes.changes import DELETE
+from statelog.schemas.changes.due import DUE
 from statelog.schemas.descriptor import Descriptor, HashRule
 from statelog.schemas.values.avro import avro_values
 from statelog.schemas.values.schema import ValueSchema, with_text
@@ -58,8 +59,9 @@ def look_up(
     at: At | None = None,
     at_least: int = 0,
     barrier: bool = False,
+    due: bool = False,
 ) -> Lookup:
-    """Return the committed rows of the keys by recovering these key groups alone.
+    """Return the committed rows of the keys by recovering these key groups alone, with `due` also their dues.
 
     If callers choose the key groups and all are asked for, they are read in portions: they may not fit into memory.
     Raises NotFound for a state that is no longer retained, Damaged, Unavailable, StorageFull.
@@ -67,11 +69,12 @@ def look_up(
     with recover(log, key_groups=groups, at=at, at_least=at_least, barrier=barrier, settings=settings) as recovery:
         if log.descriptor.hash_rule is HashRule.CALLER and len(groups) > 1:
             position = recovery.position
-            with recovery.stream() as stream:
+            with recovery.stream(due=due) as stream:
                 found = [rows_of(changes, keys) for changes, _ in stream]
-            rows = with_text(pa.concat_tables(found).select([*_ROW, "value"]), recovery.value_schema)
+            names = [*_ROW, "value", *[DUE.name] * due]
+            rows = with_text(pa.concat_tables(found).select(names), recovery.value_schema)
         else:
-            rows, position = rows_of(recovery.to_arrow(), keys), recovery.position
+            rows, position = rows_of(recovery.to_arrow(due=due), keys), recovery.position
         return Lookup(rows, position, tuple(recovery.warnings))
 
 

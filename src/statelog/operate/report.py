@@ -10,8 +10,13 @@ from statelog.formatting import clean, in_text, show_bytes, show_count, show_dur
 
 _NO_COUNTS = ("pid", "offset", "key", "value")
 """Numbers that people see unformatted."""
-_TIMES = ("manifest_time", "renewed", "created", "moved", "accepted")
-_PHRASES = {"held_by": "truncation held back by", "records_left": "records left in the log"}
+_TIMES = ("manifest_time", "renewed", "created", "moved", "accepted", "overdue_since")
+_PHRASES = {
+    "held_by": "truncation held back by",
+    "records_left": "records left in the log",
+    "due_rows": "rows with a due",
+    "overdue_rows_max": "rows overdue, at most",
+}
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,6 +20,7 @@ import pyarrow.compute as pc
 
 from statelog.errors import InvalidChange
 from statelog.formatting import as_json
+from statelog.schemas.changes.due import DUE
 from statelog.schemas.key_groups import KeyType, key_bytes
 from statelog.schemas.values.json_text import decode_json
 from statelog.schemas.values.schema import columns_of
@@ -40,8 +41,8 @@ class BytesText(StrEnum):
 def json_lines(table: pa.Table, bytes_text: BytesText, *, with_groups: bool) -> Iterator[str]:
     """Yield a line for each row of a state: key, and value or the fields of a typed value. `append` reads such lines.
 
-    A typed value with a field `key` or `key_group` goes into a field `value` as a whole. Raises InvalidChange for bytes
-    that are not UTF-8.
+    A table with the column `due` gives a field of that name, null without a due. A typed value with a field `key` or
+    `key_group`, or then `due`, goes into a field `value` as a whole. Raises InvalidChange for bytes that are not UTF-8.
     """
     for batch in table.to_batches(max_chunksize=_BATCH_ROWS):
         columns = _columns(batch, bytes_text, with_groups=with_groups)
@@ -51,11 +52,11 @@ def json_lines(table: pa.Table, bytes_text: BytesText, *, with_groups: bool) -> 
 
 
 def shown_rows(table: pa.Table, rows: int) -> list[tuple[object, ...]]:
-    """Return the first rows as key group, key and value, for people."""
+    """Return the first rows of all columns of a state, such as key group, key and value, for people."""
     return [
         row
         for batch in table.slice(0, rows).to_batches()
-        for row in zip(*[value_column(batch.column(name), None) for name in ("key_group", "key", "value")], strict=True)
+        for row in zip(*[value_column(column, None) for column in batch.columns], strict=True)
     ]
 
 
@@ -113,8 +114,11 @@ def _columns(batch: pa.RecordBatch, bytes_text: BytesText, *, with_groups: bool)
     if with_groups:
         columns["key_group"] = batch.column("key_group").to_pylist()
     columns["key"] = json_column(batch.column("key"), bytes_text)
-    value = batch.column("value")
-    if not pa.types.is_struct(value.type) or {"key", "key_group"} & set(cast("pa.StructType", value.type).names):
+    value, is_timed = batch.column("value"), DUE.name in batch.schema.names
+    if is_timed:
+        columns[DUE.name] = json_column(batch.column(DUE.name), bytes_text)
+    reserved = {"key", "key_group", *[DUE.name] * is_timed}
+    if not pa.types.is_struct(value.type) or reserved & set(cast("pa.StructType", value.type).names):
         columns["value"] = value_column(value, bytes_text)
         return columns
     fields = columns_of(value)

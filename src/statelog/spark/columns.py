@@ -18,15 +18,19 @@ from pyspark.sql.types import IntegerType, StructType
 from statelog.errors import ConfigError
 from statelog.log import Log
 from statelog.schemas.arrays import column_of_rows, scalar_of
+from statelog.schemas.changes.due import DUE
 from statelog.schemas.descriptor import Descriptor, HashRule
 from statelog.schemas.key_groups import KeyType, spark_expression
 from statelog.schemas.names import check_kind
 from statelog.schemas.values.schema import BATCH_ROWS, ValueSchema, state_schema, table_type
 
 
-def state_columns(descriptor: Descriptor, value: ValueSchema, *, include_key_group: bool) -> StructType:
+def state_columns(
+    descriptor: Descriptor, value: ValueSchema, *, include_key_group: bool, include_due: bool = False
+) -> StructType:
     """Return the columns of a state, all nullable."""
-    return from_arrow_schema(state_schema(descriptor, value, include_key_group=include_key_group))
+    schema = state_schema(descriptor, value, include_key_group=include_key_group, include_due=include_due)
+    return from_arrow_schema(schema)
 
 
 def spark_arrow_schema(columns: StructType) -> pa.Schema:
@@ -64,7 +68,9 @@ def _same(one: StructType, other: StructType) -> bool:
     return spark_arrow_schema(one).equals(spark_arrow_schema(other))
 
 
-def change_columns(descriptor: Descriptor, value: ValueSchema, names: Collection[str] | None = None) -> StructType:
+def change_columns(
+    descriptor: Descriptor, value: ValueSchema, names: Collection[str] | None = None, *, include_due: bool = False
+) -> StructType:
     """Return the columns of committed changes with these names (None: all). The value is one, null in a delete."""
     types = {
         "key": descriptor.key_type.arrow_type,
@@ -76,6 +82,8 @@ def change_columns(descriptor: Descriptor, value: ValueSchema, names: Collection
         "position": pa.int64(),
         "timestamp": pa.timestamp("us", tz="UTC"),
     }
+    if include_due:
+        types[DUE.name] = pa.timestamp("us", tz="UTC")
     return chosen(from_arrow_schema(pa.schema(types)), names)
 
 

@@ -33,7 +33,7 @@ LEASE_S = 300
 _STREAM_LEASE_S = 3600
 _CLOCKS_APART_S = 60
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
-_READ = (*COMMON, "read", "keyGroups", "minPartitions", "columns", "leaseSeconds")
+_READ = (*COMMON, "read", "keyGroups", "minPartitions", "columns", "includeDue", "leaseSeconds")
 _STATE = (*_READ, "atPosition", "atWriter", "atCheckpoint", "atTime", "keys", "includeKeyGroup")
 _STARTS = ("startingPosition", "startingWriter", "startingCheckpoint", "startingTime")
 _ENDS = ("endingPosition", "endingWriter", "endingCheckpoint", "endingTime")
@@ -53,6 +53,7 @@ _CATALOG = ("provider", "owner", "option.log")  # Spark passes these for a table
 class ReadOptions:
     """The options of all reads of rows. None means all key groups, all columns, any number of tasks.
 
+    `include_due`: whether rows have the column `due`.
     `lease_s`: how long each scan holds its plan, 0 for no lease.
     """
 
@@ -60,6 +61,7 @@ class ReadOptions:
     key_groups: tuple[int, ...] | None = None
     min_partitions: int | None = None
     columns: tuple[str, ...] | None = None
+    include_due: bool = False
     lease_s: int = LEASE_S
 
 
@@ -268,6 +270,7 @@ def _shared(given: Mapping[str, str], default_lease_s: int) -> dict[str, Any]:
         "key_groups": numbers(given, "keyGroups"),
         "min_partitions": number(given, "minPartitions", least=1),
         "columns": columns or None,
+        "include_due": flag(given, "includeDue"),
         "lease_s": default_lease_s if lease_s is None else lease_s,
     }
 

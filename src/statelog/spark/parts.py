@@ -162,7 +162,7 @@ def slices(key_groups: Sequence[int], count: int) -> list[tuple[int, ...]]:
 
 
 def read_state(log: Log, plan: Plan) -> Iterator[pa.Table]:
-    """Yield the rows of a part of a state by (key group, key), in tables of key_group, op, key, value.
+    """Yield the rows of a part of a state by (key group, key), in tables of key_group, op, key, value, and perhaps due.
 
     Raises Damaged, Unavailable.
     """
@@ -175,7 +175,8 @@ def read_state(log: Log, plan: Plan) -> Iterator[pa.Table]:
             yield table
         return
     # The rest after the given rows, from any readable snapshot.
-    with recover(log, key_groups=plan.key_groups, at=AtPosition(plan.position), settings=settings).stream() as stream:
+    rest = recover(log, key_groups=plan.key_groups, at=AtPosition(plan.position), settings=settings)
+    with rest.stream(due=True) as stream:
         for changes, _ in stream:
             skipped = min(given, changes.num_rows)
             given -= skipped

@@ -33,6 +33,7 @@ from statelog.reading import At, AtPosition, HeldPlan, Hold, Plan, plan_changes
 from statelog.recovery.changes import read_changes
 from statelog.recovery.recover import recover
 from statelog.recovery.settings import RecoverySettings, terms_of
+from statelog.schemas.changes.due import DUE
 from statelog.schemas.ledger.place import LogIdentity
 from statelog.schemas.values.schema import ValueSchema, state_batches
 from statelog.spark.clients import cached_log, checked_log, open_log, planned
@@ -237,14 +238,14 @@ class _ChangeReader(_Scan[ChangeOptions]):
         return change_parts(plan, log.descriptor.partitions, self._options.min_partitions)
 
     def _rows(self, log: Log, plan: Plan) -> Iterator[pa.RecordBatch]:
-        for batch in read_changes(log, plan):
+        for batch in read_changes(log, plan, due=DUE.name in self._schema.names):
             yield from change_batches(batch, self._schema)
 
 
 def _state_columns(log: Log, options: StateOptions, value_schema: ValueSchema) -> StructType:
     """Return all columns of a state in this value schema."""
     with_group = options.include_key_group or "key_group" in (options.columns or ())
-    return state_columns(log.descriptor, value_schema, include_key_group=with_group)
+    return state_columns(log.descriptor, value_schema, include_key_group=with_group, include_due=options.include_due)
 
 
 def _value_schema(log: Log, options: StateOptions, schema: StructType) -> ValueSchema:
@@ -260,7 +261,8 @@ def _value_schema(log: Log, options: StateOptions, schema: StructType) -> ValueS
 
 def _change_columns(log: Log, options: ChangeOptions, plan: Plan) -> StructType:
     assert plan.value_schema_id is not None, "changes are planned in one value schema"
-    return change_columns(log.descriptor, log.value_schemas.get(plan.value_schema_id), options.columns)
+    schema = log.value_schemas.get(plan.value_schema_id)
+    return change_columns(log.descriptor, schema, options.columns, include_due=options.include_due)
 
 
 # ---- a plan and its lease

@@ -30,6 +30,7 @@ from statelog.closing import undone_by_errors
 from statelog.log import Log
 from statelog.reading import Plan
 from statelog.recovery.changes import read_changes
+from statelog.schemas.changes.due import DUE
 from statelog.schemas.descriptor import Descriptor
 from statelog.spark.clients import cached_log, checked_log, open_log
 from statelog.spark.columns import change_batches, change_columns, newest_with, spark_arrow_schema
@@ -47,7 +48,8 @@ def stream_columns(options: Mapping[str, str]) -> StructType:
     """Return the columns of a stream: those of the batch read of changes. Raises ConfigError, NotFound, Unavailable."""
     given = stream_options(options)
     log = checked_log(given.where)
-    return change_columns(log.descriptor, log.value_schemas.newest(), given.columns)
+    newest = log.value_schemas.newest()
+    return change_columns(log.descriptor, newest, given.columns, include_due=given.include_due)
 
 
 class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
@@ -127,7 +129,9 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             options = stream_options(self._given)
             log = open_log(options.where)
             with undone_by_errors(log.close):
-                columns_of = partial(change_columns, log.descriptor, names=options.columns)
+                columns_of = partial(
+                    change_columns, log.descriptor, names=options.columns, include_due=options.include_due
+                )
                 found = newest_with(self._columns, log.value_schemas.all(), columns_of, "the changes")
                 self._value_schema_id = found.id
                 self._planner = StreamPlanner(log, options)
@@ -156,7 +160,7 @@ def part_rows(log: Log, part: InputPartition, wanted: pa.Schema) -> Iterator[pa.
     """Yield the rows of a part, in batches of the wanted columns. Raises NotFound, Damaged, Unavailable."""
     match part:
         case PlanPart(plan=plan) if plan.is_of_changes:
-            for batch in read_changes(log, plan):
+            for batch in read_changes(log, plan, due=DUE.name in wanted.names):
                 yield from change_batches(batch, wanted)
         case PlanPart(plan=plan):
             for table in read_state(log, plan):
