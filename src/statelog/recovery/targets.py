@@ -4,7 +4,7 @@ Invariant: a file appears under its name whole or not at all, and only after eve
 killed process are swept by the next target of that name.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -19,7 +19,7 @@ from statelog.reading import Converter
 from statelog.recovery.plan_reader import PlanReader
 from statelog.schemas.arrays import column_of
 from statelog.schemas.changes.digest import StateDigest
-from statelog.schemas.changes.due import DUE, has_due, shown
+from statelog.schemas.changes.due import DUE, dues_of, has_due, shown
 from statelog.schemas.values.json_text import decode_json
 from statelog.schemas.values.schema import columns_of, with_text
 from statelog.store.disk.disk import local_disk, make_parents, sync
@@ -63,13 +63,9 @@ def fill_dicts(
                 keys = list(zip(batch.column("key_group").to_pylist(), keys, strict=True))
             state.update(zip(keys, values_of(batch.column("value"), keys), strict=True))
             if has_due(batch):
-                dues.update(_dues_of(batch, keys))
+                found = zip(keys, dues_of(batch), strict=True)
+                dues.update((key, due_ms) for key, due_ms in found if due_ms is not None)
     return (state, dues), len(state)
-
-
-def _dues_of(batch: pa.RecordBatch, keys: Sequence[Any]) -> Iterator[tuple[Any, int]]:
-    found = batch.column(DUE.name).view(pa.int64()).to_pylist()
-    return ((key, due_ms) for key, due_ms in zip(keys, found, strict=True) if due_ms is not None)
 
 
 def values_of(column: pa.Array, keys: Sequence[Any]) -> list[Any]:
