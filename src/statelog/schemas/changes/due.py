@@ -21,8 +21,6 @@ import pyarrow.compute as pc
 
 from statelog.errors import InvalidChange
 from statelog.schemas.arrays import column_of, numbers_of, numbers_or_zeros, whole_column
-
-
 from statelog.schemas.names import check_kind
 
 When: TypeAlias = float | datetime
