@@ -8,6 +8,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 from unittest.mock import patch
 
+import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -21,10 +22,11 @@ from statelog.reading import planner
 from statelog.reading.plan import AtPosition
 from statelog.recovery import recover
 from statelog.recovery.changes import newest_changes, read_changes, split_changes
+from statelog.schemas.changes.due import DUE, has_due
 from statelog.schemas.key_groups import partition_of
 from statelog.schemas.ledger.inline import Inline
 from statelog.schemas.ledger.records import Commit, decode, encode
-from tests.support.rigs.log import TwinLog, settings_for
+from tests.support.rigs.log import TwinLog, settings_for, tail_of
 from tests.support.samples.folds import apply_to_dict, put_all
 
 _REPLAY = import_module("statelog.reading.replay")
@@ -154,3 +156,35 @@ def test_changes_that_their_head_does_not_describe_stop_the_reader(lie: str) -> 
         rig.cluster.overwrite(log.ledger_topic, 0, offset, encode(lying))
     with rig.open() as log, pytest.raises(CorruptChunk):
         recover(log).to_dict()
+
+
+_TIMED = st.lists(st.tuples(_KEYS, st.none() | st.binary(max_size=8), st.none() | st.integers(0, 1 << 40)), max_size=12)
+
+
+@settings(deadline=None, max_examples=60)
+@given(
+    commits=st.lists(st.tuples(st.booleans(), st.booleans(), _TIMED)), portion_bytes=st.sampled_from([1, 900, 1 << 24])
+)
+def test_dues_come_with_their_changes(
+    commits: list[tuple[bool, bool, list[tuple[bytes, bytes | None, int | None]]]], portion_bytes: int
+) -> None:
+    """Each change has its own due, whether a ledger record or the data topic has it, and however it came in."""
+    rig, history = TwinLog(), list[tuple[bytes, bytes | None, int | None]]()
+    with rig.open() as log, Writer(log, "w") as writer, patch.object(_REPLAY, "_PORTION_BYTES", portion_bytes):
+        for is_carried, is_batch, changes in commits:
+            own = [(key, value, None if value is None else due) for key, value, due in changes]
+            history += own
+            if is_batch and own:
+                keys, values, dues = zip(*own, strict=True)
+                columns = {"key": pa.array(keys, pa.binary()), "value": pa.array(values, pa.binary())}
+                writer.append_batch(pa.table({**columns, "due": pa.array(dues, DUE.type)}))
+            for key, value, due in () if is_batch else own:
+                writer.delete(key) if value is None else writer.put(key, value, None if due is None else due / 1000)
+            with patch.object(LedgerRate, "is_low", is_carried):
+                writer.commit()
+        groups, told = log.descriptor.key_group_of, list[tuple[bytes, bytes | None, int | None]]()
+        for batch in tail_of(log, None)[1]:
+            due_ms = batch.column(4).view(pa.int64()).to_pylist() if has_due(batch) else [None] * batch.num_rows
+            told += zip(batch.column(2).to_pylist(), batch.column(3).to_pylist(), due_ms, strict=True)
+    for group in range(8):
+        assert [one for one in told if groups(one[0]) == group] == [one for one in history if groups(one[0]) == group]

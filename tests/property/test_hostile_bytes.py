@@ -140,6 +140,11 @@ def _chunk() -> Target:
     return Target(chunk_of(rows_batch(_ROWS)).value, _use_chunk, resealed_chunk)
 
 
+def _timed_chunk() -> Target:
+    dues = [None if op else 1000 * key_group for key_group, op, _, _ in _ROWS]
+    return Target(chunk_of(rows_batch(_ROWS, dues=dues)).value, _use_chunk, resealed_chunk)
+
+
 def _use_chunk(data: bytes) -> object:
     found = decode_head(data)
     if found is None:
@@ -153,7 +158,8 @@ def _use_chunk(data: bytes) -> object:
 
 def resealed_chunk(data: bytes) -> bytes:
     """Return a chunk with a right checksum over any contents."""
-    return data[:8] + struct.pack("<Q", xxhash.xxh3_64_intdigest(data[16:])) + data[16:]
+    seed = 3 if data[:5] == b"SLCK\x03" else 0
+    return data[:8] + struct.pack("<Q", xxhash.xxh3_64_intdigest(data[16:], seed)) + data[16:]
 
 
 def _use_record(data: bytes) -> object:
@@ -250,7 +256,10 @@ def _refaced(run: RunFile, data: bytes) -> RunFile:
 
 TARGETS: Mapping[str, Callable[[], Target]] = {
     "chunk": _chunk,
+    "timed chunk": _timed_chunk,
     "commit": _commit,
+    "inline commit": _record("inline-commit"),
+    "due commit": _record("due-commit"),
     "open": _record("open"),
     "accept-loss": _record("accept-loss"),
     "handle": _handle,

@@ -77,6 +77,7 @@ _BATCH_ROWS = 65_536
 @click.option("--value-field", default="value", show_default=True, help="The value, in a log of bytes.")
 @click.option("--op-field", help="The field that holds put or delete.")
 @click.option("--delete-value", help="The value of --op-field in a delete; any other is a put.")
+@click.option("--due-field", help="The field that says when a row is due: a time with a zone, or seconds since 1970.")
 @bytes_option
 @click.option("--ignore-unknown", is_flag=True, help="Drop fields that the log does not have.")
 @click.option("--checkpoint-every", type=int, metavar="N", help=f"Commit every N rows. Default {_EVERY}.")
@@ -274,7 +275,8 @@ class Appender:
             raise self._mismatch(problem, before=before, now=now)
         # Set before the comparison, which may take long: a report after Ctrl-C needs it.
         self._done.rows_before = rows
-        self._unseen.pop("--op-field", None)  # An earlier commit with this mapping proves that the field exists.
+        for option in ("--op-field", "--due-field"):  # An earlier commit with this mapping proves that they exist.
+            self._unseen.pop(option, None)
         is_kind = kind == self._source.kind
         difference = self._source.resume(rows, read_bytes, digest) if is_kind else f"it was {kind}"
         if difference is not None:

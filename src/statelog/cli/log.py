@@ -59,6 +59,7 @@ _RANGE = re.compile(r"(\d{1,18}):(\d{1,18})-(\d{1,18})\Z")
     help="How a key's group is found: hashed from the key or its first bytes, or named by the caller.",
 )  # fmt: skip
 @click.option("--prefix-bytes", type=int, help="The number of first bytes that crc32-prefix hashes.")
+@click.option("--ttl-s", type=float, help="A put without a due is due after so many seconds.")
 @click.option("--replication-factor", "key_of_replication_factor", type=int, help="Replicas of each topic. Default 3.")
 @click.option(
     "--truncation", type=TRUNCATION_MODES, help="Who deletes records: the materializer (default), or Kafka, by age."

@@ -34,6 +34,7 @@ _OPTIONS = {
     "key_groups": "--key-groups",
     "hash_rule": "--hash",
     "prefix_bytes": "--prefix-bytes",
+    "ttl_s": "--ttl-s",
     "alarm_age_s": "--alarm-age",
     "truncation": "--truncation",  # With a value alone: it is a word, too.
     "retention_days": "--retention-days",

@@ -50,8 +50,9 @@ class RowReader(ABC):
     def __init__(self, fields: Fields) -> None:
         self._fields = fields
         root = fields.value_schema.root
-        self._types = {name: pa.null() for name in (fields.op_field, fields.checkpoint_field) if name is not None}
-        """The types by field; null for op and checkpoint until they are known."""
+        named = (fields.op_field, fields.due_field, fields.checkpoint_field)
+        self._types = {name: pa.null() for name in named if name is not None}
+        """The types by field; null for op, due and checkpoint until they are known."""
         plain = {fields.value_field: fields.value_schema.shown_type}
         self._types |= {one.name: one.type.arrow for one in root.fields} if root else plain
         self._types |= {"key_group": pa.int64()} if fields.named_groups else {}
@@ -220,7 +221,7 @@ class JsonRows(RowReader):
                 return str(error)
         if self._wire is None:
             self._wire = self._wire_schema(rows.partition(b"\n")[0])
-        batch = _parsed(rows, self._wire, "ignore" if self._fields.ignore_unknown else "error")
+        batch = self._read_as(rows, self._wire)
         if isinstance(batch, str):
             return self._unknown(rows) if batch == "unexpected field" else batch
         return self._fitted(batch)
@@ -236,6 +237,20 @@ class JsonRows(RowReader):
             read = (kind for kind in _SCALARS if not isinstance(_parsed(first, pa.schema([(name, kind)])), str))
             self._types[name] = next(read, pa.string())
         return pa.schema([(name, _wire(kind)) for name, kind in self._types.items()])
+
+    def _read_as(self, rows: bytes, wire: pa.Schema) -> pa.RecordBatch | str:
+        """Parse objects. If they do not fit, parse dues as text or as numbers: the rows before may have had none."""
+        unexpected, due = "ignore" if self._fields.ignore_unknown else "error", self._fields.due_field
+        batch = _parsed(rows, wire, unexpected)
+        if due is None or due in (self._fields.key_field, self._fields.value_field, *self._fields.value_fields):
+            return batch
+        for kind in (pa.string(), pa.float64()) if isinstance(batch, str) else ():
+            other = wire.set(wire.get_field_index(due), pa.field(due, kind))
+            again = _parsed(rows, other, unexpected)
+            if not isinstance(again, str):
+                self._types[due], self._wire = kind, other
+                return again
+        return batch
 
     def _lacking(self, kind: ValueType, path: str, depth: int = 0) -> Iterator[tuple[str, str]]:
         if kind.kind == "map":

@@ -29,7 +29,7 @@ from statelog.log.topics import (
     owner_of,
 )
 from statelog.log.where import Ports
-from statelog.schemas.descriptor import Descriptor, HashRule, ValueFormat
+from statelog.schemas.descriptor import Descriptor, HashRule, ValueFormat, check_ttl
 from statelog.schemas.key_groups import KeyType
 from statelog.schemas.ledger.place import LogIdentity
 from statelog.schemas.ledger.records import Mark, Restart
@@ -71,6 +71,7 @@ def _described(name: str, said: LogOptions) -> Descriptor:
         nonce=b"",
         prefix_bytes=said.prefix_bytes,
         value_type=parse_enum(ValueFormat, "value_type", said.value_type or ValueFormat.BYTES),
+        ttl_s=None if said.ttl_s is None else check_ttl(said.ttl_s),
     )
 
 

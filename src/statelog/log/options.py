@@ -37,6 +37,7 @@ class _Other(TypedDict, total=False):
     key_groups: int | None
     hash_rule: HashRule | str | None
     prefix_bytes: int | None
+    ttl_s: float | None
     truncation: str | None
     retention_days: int | None
 
@@ -62,6 +63,7 @@ class LogOptions(Generic[K, V]):
                     with "caller" the caller places keys
     value_schema    the text of an Avro record schema; without one values are opaque bytes, or JSON
     value_type      "bytes", the default, or "json": numbers, text, booleans, lists and dicts
+    ttl_s           a put without a due is due after so many seconds; by default it has no due
     truncation      "delete-records", the default: the materializer deletes records that nobody needs; or "retention":
                     Kafka deletes them after `retention_days`, by default 7
 
@@ -76,6 +78,7 @@ class LogOptions(Generic[K, V]):
     prefix_bytes: int | None = None
     value_schema: str | None = None
     value_type: str | None = None
+    ttl_s: float | None = None
     truncation: str | None = None
     retention_days: int | None = None
 
@@ -131,7 +134,7 @@ def differences(
 ) -> Iterator[str]:
     """Yield the differences between a log and these options, as text."""
     kinds = {"key_type": KeyType, "hash_rule": HashRule, "value_type": ValueFormat}
-    for name in ("partitions", "key_groups", "prefix_bytes", *kinds):
+    for name in ("partitions", "key_groups", "prefix_bytes", "ttl_s", *kinds):
         wanted, found = getattr(options, name), getattr(descriptor, name)
         if wanted is not None and (parse_enum(kinds[name], name, wanted) if name in kinds else wanted) != found:
             yield f"{name} is {found} and not {wanted}"

@@ -457,6 +457,7 @@ def _options_of(source: Log) -> LogOptions:
         prefix_bytes=made.prefix_bytes,
         value_schema=first.avsc if first.id else None,
         value_type=made.value_type.value,
+        ttl_s=made.ttl_s,
     )
 
 

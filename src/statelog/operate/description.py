@@ -168,6 +168,7 @@ def shape_of(descriptor: Descriptor) -> dict[str, object]:
         "values": "typed" if descriptor.value_schema_id else descriptor.value_type.value,
         "hash": descriptor.hash_rule.value,
         "prefix_bytes": descriptor.prefix_bytes,
+        "ttl_s": descriptor.ttl_s,
         "record_bytes_max": descriptor.record_bytes_max,
     }
 

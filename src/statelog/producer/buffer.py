@@ -11,7 +11,7 @@ Invariants:
 - A refused change was not buffered; a buffered change is valid.
 - One `take` returns about the threshold, however much came in at once.
 - Between two calls of the writer, the lists of keys and values have one length. So does that of key groups, where the
-  caller names them.
+  caller names them. `dues` has no row beyond them.
 - While a put changes the lists, `room_bytes` is 0 and nothing else touches them.
 - A change that was appended to the lists directly is smaller than `large_bytes`, and fitted the room.
 - All unconfirmed meta records, those of pending checkpoints included, fit in one commit.
@@ -24,12 +24,14 @@ from typing import Any, cast
 
 import pyarrow as pa
 
+from statelog.environment import current_environment
 from statelog.errors import InvalidChange, KeyGroupMismatch, ValueTooLarge
 from statelog.producer.change_maker import ChangeMaker, Key, Value
 from statelog.producer.intake import take_in
 from statelog.producer.settings import WriterSettings, tuning_of
 from statelog.schemas.arrays import about_bytes
-from statelog.schemas.changes.few import FEW_BYTES, ROW_BYTES, Changes, FewChanges
+from statelog.schemas.changes.due import When, aligned, due_ms_of
+from statelog.schemas.changes.few import DUE_BYTES, FEW_BYTES, ROW_BYTES, Changes, FewChanges
 from statelog.schemas.descriptor import Descriptor, HashRule
 from statelog.schemas.key_groups import LONG_MAX, LONG_MIN, KeyType, key_bytes
 from statelog.schemas.ledger.place import has_utf8
@@ -51,7 +53,7 @@ class ChangeLists:
     """
 
     __slots__ = (
-        "_list_bytes", "_rest_bytes", "groups", "keys", "large_bytes", "least_bytes", "owned", "owned_class",
+        "_list_bytes", "_rest_bytes", "dues", "groups", "keys", "large_bytes", "least_bytes", "owned", "owned_class",
         "quick_class", "room_bytes", "values",
     )  # fmt: skip
 
@@ -74,12 +76,24 @@ class ChangeLists:
         self.keys: list[Key] = []
         self.values: list[Value | None] = []
         self.groups: list[int] = []
+        self.dues: dict[int, int] = {}
+        """Dues in milliseconds, by row of the lists. Most changes have none."""
         self._give_room(self._list_bytes)
 
     @property
     def most_bytes(self) -> int:
         """The most bytes that these changes take in a chunk."""
-        return self._list_bytes - self.room_bytes - self._rest_bytes + ROW_BYTES * len(self.keys)
+        row_bytes = ROW_BYTES + DUE_BYTES if self.dues else ROW_BYTES
+        return self._list_bytes - self.room_bytes - self._rest_bytes + row_bytes * len(self.keys)
+
+    def all_dues(self) -> list[int | None] | None:
+        """Return the due of each change; None if no change has one."""
+        return [*map(self.dues.get, range(len(self.keys)))] if self.dues else None
+
+    def drop_refused(self) -> None:
+        """Drop the key group and the due of a change that was refused: the next one would get them."""
+        del self.groups[len(self.keys) :]
+        self.dues.pop(len(self.keys), None)
 
     def has_room(self, size_bytes: int) -> bool:
         """Take the room of a change of this size. Return False, and take none, if it fills the lists."""
@@ -117,7 +131,8 @@ class ChangeBuffer:
         self._key_class = _KEY_CLASS[descriptor.key_type]
         is_few = self._opaque and self._key_class is bytes
         is_plain = is_few and not self._by_caller and not self._json
-        is_quick = is_plain and (self._owns_all or descriptor.prefix_bytes is None)
+        has_no_ttl = descriptor.ttl_s is None
+        is_quick = is_plain and has_no_ttl and (self._owns_all or descriptor.prefix_bytes is None)
         self.lists = ChangeLists(
             bytes if is_quick else Unquick,
             mine,
@@ -127,6 +142,8 @@ class ChangeBuffer:
         )
         """Single changes that wait for Arrow. Only `ChangeWriter.put` appends to them without this buffer."""
         self._few_bytes = min(FEW_BYTES, tuning.chunk_bytes) if is_few else 0
+        self._wall_clock = current_environment().wall_clock
+        self._ttl_s = descriptor.ttl_s
         self._batches: list[pa.RecordBatch] = []
         self._batch_bytes = 0
 
@@ -145,8 +162,18 @@ class ChangeBuffer:
         """Whether there is enough to split and send."""
         return self._batch_bytes >= self._roll_bytes
 
-    def put(self, key: Key, value: Value) -> bool:
+    def put(self, key: Key, value: Value, due: When | None = None) -> bool:
         """Buffer a put. Return whether the buffer is full. Raises InvalidChange."""
+        if due is None and self._ttl_s is None:
+            return self._put(key, value)
+        self.lists.dues[len(self.lists.keys)] = self._due_ms(due)
+        try:
+            return self._put(key, value)
+        except BaseException:
+            self.lists.drop_refused()
+            raise
+
+    def _put(self, key: Key, value: Value) -> bool:
         if not self._opaque:
             if not isinstance(value, Mapping):
                 hint = hint_for_value(value, is_typed=True)
@@ -159,12 +186,16 @@ class ChangeBuffer:
             raise self._refused_value(key, "bytes", value, hint_for_value(value))
         return self._push(key, value, len(value))
 
+    def _due_ms(self, due: When | None) -> int:
+        """Return a due in milliseconds; without one, that of the log's ttl. Raises InvalidChange."""
+        return due_ms_of(self._wall_clock() + (self._ttl_s or 0) if due is None else due)
+
     def delete(self, key: Key) -> bool:
         """Buffer a delete. Return whether the buffer is full. Raises InvalidChange."""
         return self._push(key, None, 0)
 
-    def append(self, key_group: int, key: Key, value: Value | None) -> bool:
-        """Buffer a change whose key group the caller names; a value of None is a delete.
+    def append(self, key_group: int, key: Key, value: Value | None, due: When | None = None) -> bool:
+        """Buffer a change whose key group the caller names; a value of None is a delete, which has no due.
 
         Raises KeyGroupMismatch if the log hashes its keys and this is not the key's group.
         """
@@ -172,23 +203,25 @@ class ChangeBuffer:
             raise KeyGroupMismatch(
                 "the log has no such key group", key_group=key_group, key_groups=self._descriptor.key_groups
             )
+        if value is None and due is not None:
+            raise InvalidChange("a delete has no due", hint="Leave `due` out, or give a value")
         if self._by_caller:
             self._maker.check_owned(key_group)
             self.lists.groups.append(key_group)
         elif (own := self._descriptor.key_group_of(key)) != key_group:
             raise KeyGroupMismatch("the named key group is not the key's own", key_group=key_group, own_key_group=own)
         try:
-            return self.delete(key) if value is None else self.put(key, value)
+            return self.delete(key) if value is None else self.put(key, value, due)
         except BaseException:
-            del self.lists.groups[len(self.lists.keys) :]  # A refused change leaves the next one no key group.
+            self.lists.drop_refused()
             raise
 
     def extend(self, table: object) -> Iterator[bool]:
         """Buffer the changes of an Arrow table or record batch, piece by piece. Yield after each whether to take them
         now: the buffer is full, the piece is too large to join with the next one, or its memory is the caller's.
 
-        Columns: `key`, optional `op` (0 or "put", 1 or "delete"), `key_group` if the caller places keys, and the
-        value: one column `value`, or for typed values the fields themselves.
+        Columns: `key`, optional `op` (0 or "put", 1 or "delete"), optional `due`, `key_group` if the caller places
+        keys, and the value: one column `value`, or for typed values the fields themselves.
 
         Raises InvalidChange, KeyGroupMismatch, ValueTooLarge before any of it is buffered.
         """
@@ -199,7 +232,8 @@ class ChangeBuffer:
             )
         self._roll_lists()
         pieces = take_in(table, self._roll_bytes)
-        ready = deque((self._maker.of_batch(piece), is_ours) for piece, is_ours in pieces)
+        default_due_ms = None if self._ttl_s is None else self._due_ms(None)
+        ready = deque((self._maker.of_batch(piece, default_due_ms), is_ours) for piece, is_ours in pieces)
         while ready:
             changes, is_ours = ready.popleft()
             size = self._add(changes)
@@ -210,17 +244,18 @@ class ChangeBuffer:
         lists = self.lists
         if self._few_bytes and lists.keys and not self._batches and lists.most_bytes <= self._few_bytes:
             keys, values = cast("list[bytes]", lists.keys), cast("list[bytes | None]", lists.values)
+            dues = lists.all_dues()
             if self._by_caller:
-                few = FewChanges.placed(lists.groups, keys, values)
+                few = FewChanges.placed(lists.groups, keys, values, dues)
             else:
-                few = FewChanges.of(keys, values, self._descriptor.key_groups, self._descriptor.prefix_bytes)
+                few = FewChanges.of(keys, values, self._descriptor.key_groups, self._descriptor.prefix_bytes, dues)
             lists.clear()
             return few
         self._roll_lists()
         batches, self._batches, self._batch_bytes = self._batches, [], 0
         if not batches:
             return None
-        return batches[0] if len(batches) == 1 else pa.concat_batches(batches)
+        return batches[0] if len(batches) == 1 else pa.concat_batches(aligned(batches))
 
     # ---- lists to Arrow
 
@@ -265,8 +300,10 @@ class ChangeBuffer:
     def _push_large(self, key: Key, value: Value | None) -> bool:
         """Measure a change that may be larger than a chunk, and buffer it."""
         lists = self.lists
-        changes = self._maker.of_rows([key], [value], lists.groups[len(lists.keys) :])
-        del lists.groups[len(lists.keys) :]
+        row = len(lists.keys)
+        dues = [lists.dues[row]] if row in lists.dues else None
+        changes = self._maker.of_rows([key], [value], lists.groups[row:], dues)
+        lists.drop_refused()  # It goes behind the lists.
         self._roll_lists()
         self._add(changes)
         return self.full
@@ -287,7 +324,7 @@ class ChangeBuffer:
         if not lists.keys:
             return
         try:
-            changes = self._maker.of_rows(lists.keys, lists.values, lists.groups)
+            changes = self._maker.of_rows(lists.keys, lists.values, lists.groups, lists.all_dues())
         except InvalidChange as error:
             raise self._located(error) from error
         lists.clear()

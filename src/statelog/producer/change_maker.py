@@ -20,6 +20,8 @@ from numpy.typing import NDArray
 from statelog.errors import InvalidChange, KeyGroupMismatch
 from statelog.schemas.arrays import column_of, column_of_rows, numbers_of
 from statelog.schemas.changes.changes import DELETE, PUT, change_bytes_max, change_schema, changes_batch, chunk_slices
+from statelog.schemas.changes.due import due_column, due_numbers, with_due
+from statelog.schemas.changes.few import Dues
 from statelog.schemas.descriptor import Descriptor, HashRule
 from statelog.schemas.key_groups import KeyType, key_groups_of_partition, partition_of, ranges_text
 from statelog.schemas.values.json_text import check_json
@@ -38,6 +40,7 @@ _KEY_KINDS: Mapping[KeyType, tuple[str, ...]] = {
 }
 """The first letters of the Arrow types that a column of keys may have. Null keys are refused elsewhere."""
 _OURS = ("key", "op", "key_group")
+_DUE = "due"
 
 
 class ChangeMaker:
@@ -47,7 +50,9 @@ class ChangeMaker:
         self._descriptor = descriptor
         self._value_schema = value_schema
         self._schema = change_schema(descriptor.key_type, value_schema.arrow_type)
-        self._change_bytes_max = change_bytes_max(descriptor.record_bytes_max, self._schema)
+        self._change_bytes_max, self._with_due_bytes_max = (
+            change_bytes_max(descriptor.record_bytes_max, schema) for schema in (self._schema, with_due(self._schema))
+        )
         self._owned = frozenset(owned)
         self._foreign: NDArray[np.bool_] | None = None
         """By key group, whether another writer owns its partition; None if this one owns all."""
@@ -58,6 +63,8 @@ class ChangeMaker:
                 self._foreign[mine.start : mine.stop] = False
         self._by_caller = descriptor.hash_rule is HashRule.CALLER
         self._opaque = value_schema.id == 0
+        root = value_schema.root
+        self._has_due_field = root is not None and any(one.name == _DUE for one in root.fields)
 
     @property
     def owned(self) -> bytes | None:
@@ -75,7 +82,9 @@ class ChangeMaker:
                 owned_partitions=ranges_text(self._owned),
             )
 
-    def of_rows(self, keys: Sequence[Key], values: Sequence[Value | None], named: Sequence[int]) -> pa.RecordBatch:
+    def of_rows(
+        self, keys: Sequence[Key], values: Sequence[Value | None], named: Sequence[int], dues: Dues | None = None
+    ) -> pa.RecordBatch:
         """Make single changes; a value of None deletes. `named`: their key groups, where the caller names them.
 
         Raises InvalidChange for a key or a typed value that does not fit, ValueTooLarge, KeyGroupMismatch.
@@ -90,12 +99,12 @@ class ChangeMaker:
             column = rows_to_struct(cast("Sequence[Mapping[str, object] | None]", values), self._value_schema)
         ops = _deletes(column)
         groups = np.array(named, np.uint16) if self._by_caller else self._descriptor.key_groups_of(key_column)
-        return self._made(groups, ops, key_column, column)
+        return self._made(groups, ops, key_column, column, None if dues is None else _due_column_of(dues))
 
-    def of_batch(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+    def of_batch(self, batch: pa.RecordBatch, default_due_ms: int | None = None) -> pa.RecordBatch:
         """Make the changes of a batch, which has the columns of `Writer.append_batch`.
 
-        Raises InvalidChange, ValueTooLarge, KeyGroupMismatch.
+        `default_due_ms`: the due of puts without one. Raises InvalidChange, ValueTooLarge, KeyGroupMismatch.
         """
         self._check_names(batch.schema.names)
         keys = self._cast_keys(batch.column("key"))
@@ -103,18 +112,23 @@ class ChangeMaker:
         values = self._values_of(batch, ops)
         if ops is None:
             ops = _deletes(values)
-        return self._made(self._batch_groups(batch, keys), ops, keys, values)
+        return self._made(self._batch_groups(batch, keys), ops, keys, values, self._dues_of(batch, ops, default_due_ms))
 
     def _made(
-        self, groups: NDArray[np.uint16], ops: NDArray[np.uint8], keys: pa.Array, values: pa.Array
+        self,
+        groups: NDArray[np.uint16],
+        ops: NDArray[np.uint8],
+        keys: pa.Array,
+        values: pa.Array,
+        dues: pa.Array | None,
     ) -> pa.RecordBatch:
         if self._foreign is not None:
             foreign = groups[self._foreign[groups]]
             if len(foreign):
                 self.check_owned(int(foreign[0]))
-        changes = changes_batch(self._schema, groups, ops, keys, values)
-        # Raises ValueTooLarge for a change that no chunk holds.
-        chunk_slices(changes, self._change_bytes_max, self._change_bytes_max)
+        changes = changes_batch(self._schema, groups, ops, keys, values, dues)
+        most_bytes = self._change_bytes_max if dues is None else self._with_due_bytes_max
+        chunk_slices(changes, most_bytes, most_bytes)  # Raises ValueTooLarge for a change that no chunk holds.
         return changes
 
     # ---- the columns of a batch
@@ -127,12 +141,12 @@ class ChangeMaker:
             raise InvalidChange("a batch needs a `key` column", columns=", ".join(names))
         if self._opaque and "value" not in names:
             raise InvalidChange("a batch for this log needs a `value` column", columns=", ".join(names))
-        unknown = [name for name in names if name not in (*_OURS, "value")]
+        unknown = [name for name in names if name not in (*_OURS, _DUE, "value")]
         if self._opaque and unknown:
             raise InvalidChange(
                 "a batch has columns that this log does not know",
                 unknown=", ".join(unknown),
-                hint="Use key, value, and op or key_group where needed; leave others out",
+                hint="Use key, value, and op, due or key_group where needed; leave others out",
             )
 
     def _cast_keys(self, column: pa.Array) -> pa.Array:
@@ -160,8 +174,8 @@ class ChangeMaker:
                 check_json(values, batch.column("key"))
             return values
         deletes = None if ops is None else column_of(ops == DELETE)
-        fields = [name for name in names if name not in _OURS]
-        if "value" in names and pa.types.is_struct(batch.schema.field("value").type):
+        fields = [name for name in names if name not in _OURS and (name != _DUE or not self._is_due_ours(batch))]
+        if _has_whole_value(batch):
             if len(fields) > 1:
                 raise InvalidChange("a batch has columns besides its struct column `value`", columns=", ".join(names))
             column = batch.column("value")
@@ -176,6 +190,25 @@ class ChangeMaker:
             what = "JSON text" if self._value_schema.is_json else "bytes"
             raise InvalidChange(f"column `value` is {column.type}, this log's values are {what}: {error}") from error
 
+    def _is_due_ours(self, batch: pa.RecordBatch) -> bool:
+        """Return whether a column `due` has dues, and is no field of the value that comes as a column of its own."""
+        return not self._has_due_field or _has_whole_value(batch)
+
+    def _dues_of(self, batch: pa.RecordBatch, ops: NDArray[np.uint8], default_due_ms: int | None) -> pa.Array | None:
+        """Return the dues of puts; None if there is none."""
+        if _DUE in batch.schema.names and self._is_due_ours(batch):
+            due_ms, is_null = due_numbers(batch.column(_DUE))
+        elif default_due_ms is None:
+            return None
+        else:
+            due_ms, is_null = np.zeros(len(ops), np.int64), np.ones(len(ops), np.bool_)
+        if default_due_ms is not None:
+            due_ms[is_null] = default_due_ms
+            is_null = np.zeros(len(ops), np.bool_)
+        is_null = is_null | (ops == DELETE)
+        due_ms[is_null] = 0
+        return None if is_null.all() else due_column(due_ms, is_null)
+
     def _batch_groups(self, batch: pa.RecordBatch, keys: pa.Array) -> NDArray[np.uint16]:
         named = batch.column("key_group") if "key_group" in batch.schema.names else None
         if self._by_caller:
@@ -188,6 +221,11 @@ class ChangeMaker:
         if named is not None and not np.array_equal(named.to_numpy(zero_copy_only=False), own):
             raise KeyGroupMismatch("column key_group differs from the keys' own groups", hint="Leave it out")
         return own
+
+
+def _has_whole_value(batch: pa.RecordBatch) -> bool:
+    """Return whether one column has all fields of a typed value."""
+    return "value" in batch.schema.names and pa.types.is_struct(batch.schema.field("value").type)
 
 
 def _ops_of(batch: pa.RecordBatch) -> NDArray[np.uint8] | None:
@@ -205,6 +243,10 @@ def _ops_of(batch: pa.RecordBatch) -> NDArray[np.uint8] | None:
             raise InvalidChange(f"an op is {other!r}", hint="Write put or delete, in lower case, or 0 or 1")
         return numbers_of(found).astype(np.uint8)
     return _small_ints(column, DELETE + 1).astype(np.uint8)
+
+
+def _due_column_of(dues: Dues) -> pa.Array:
+    return due_column(np.array([due or 0 for due in dues], np.int64), np.array([due is None for due in dues], np.bool_))
 
 
 def _deletes(values: pa.Array) -> NDArray[np.uint8]:

@@ -34,7 +34,8 @@ from statelog.reading import LocalCopy, attempt_directory, copies_of_writer
 from statelog.schemas.arrays import fits
 from statelog.schemas.changes.changes import chunk_slices, split
 from statelog.schemas.changes.chunk import combine_checksums, encode_chunk
-from statelog.schemas.changes.few import Changes, FewChanges, KeyGroups, key_groups_in
+from statelog.schemas.changes.due import only_used
+from statelog.schemas.changes.few import Changes, FewChanges, KeyGroups, have_due, key_groups_in
 from statelog.schemas.descriptor import Descriptor
 from statelog.schemas.key_groups import key_groups_of_partition, merge_bitmaps, partition_of, to_bitmap
 from statelog.schemas.ledger.handle import Entry, gaps_of
@@ -137,6 +138,7 @@ def carried_of(changes: Changes, descriptor: Descriptor, value_schema_id: int) -
         first_key_group=found[0],
         last_key_group=found[-1],
         partitions=bitmap_of(partition_of(group, descriptor.partitions, descriptor.key_groups) for group in found),
+        has_due=have_due(changes),
     )
     return inline, batch
 
@@ -219,6 +221,7 @@ class ChangeSet:
             key=grant.descriptor.seal_key,
             key_groups=key_groups,
             body=memoryview(changes.serialize()),
+            has_due=have_due(changes),
         )
         part.chunks += 1
         part.changes += changes.num_rows
@@ -268,4 +271,4 @@ def _pieces(outbox: Outbox, changes: Changes) -> Iterator[tuple[int, Changes]]:
     is_small = fits(changes, outbox.chunk_bytes)  # Checked once, not for each slice.
     for partition, batch in split(changes, descriptor.partitions, descriptor.key_groups):
         pieces = [batch] if is_small else chunk_slices(batch, outbox.chunk_bytes, outbox.change_bytes_max)
-        yield from ((partition, piece) for piece in pieces)
+        yield from ((partition, only_used(piece)) for piece in pieces)

@@ -16,6 +16,7 @@ from statelog.errors import NestedCall, UncommittedChanges
 from statelog.producer.buffer import ChangeBuffer
 from statelog.producer.change_maker import Key, Value
 from statelog.producer.guard import NOBODY, Guard, Guarded, Life
+from statelog.schemas.changes.due import When
 from statelog.warn import warn_caller
 
 
@@ -34,8 +35,11 @@ class ChangeWriter(Guarded):
 
     # ---- append; `put` has a guard of its own, because one more call would slow it down
 
-    def put(self, key: Key, value: Value) -> None:
+    def put(self, key: Key, value: Value, due: When | None = None) -> None:
         """Set `key` to `value`: bytes, or a mapping of the fields of the log's value schema.
+
+        `due`: the time from which the row is expired, as seconds since 1970 or a datetime with a time zone. Without it
+        the row has none, whatever it had before, unless the log has a ttl: then it is due after that time.
 
         Raises InvalidChange, ValueTooLarge, KeyGroupMismatch, ClosedError; PersistFailed if earlier chunks failed.
         """
@@ -43,9 +47,13 @@ class ChangeWriter(Guarded):
             self._guard.check()
         lists = self._lists
         try:
-            if type(value) is bytes and (
-                type(key) is lists.quick_class
-                or (type(key) is lists.owned_class and lists.owned[crc32(key) % len(lists.owned)])  # type: ignore[arg-type]  # as below
+            if (
+                type(value) is bytes
+                and due is None
+                and (
+                    type(key) is lists.quick_class
+                    or (type(key) is lists.owned_class and lists.owned[crc32(key) % len(lists.owned)])  # type: ignore[arg-type]  # as below
+                )
             ):
                 size = len(key) + len(value)  # type: ignore[arg-type]  # a key of that class is bytes
                 if size < lists.least_bytes:
@@ -60,7 +68,7 @@ class ChangeWriter(Guarded):
         except BaseException:  # A signal handler's: nothing here refuses a change.
             self._guard.fail()
             raise
-        self._change(self._buffer.put, key, value)
+        self._change(self._buffer.put, key, value, due)
 
     def _check_turn(self) -> None:
         """Raise NestedCall inside of a put, which takes no turn (that would cost a tenth of it) but leaves no room."""
@@ -71,14 +79,14 @@ class ChangeWriter(Guarded):
         """Remove `key`, whether it exists or not. Raises InvalidChange, ClosedError, PersistFailed."""
         self._change(self._buffer.delete, key)
 
-    def append(self, key_group: int, key: Key, value: Value | None) -> None:
-        """Append a change whose key group the caller names; None deletes.
+    def append(self, key_group: int, key: Key, value: Value | None, due: When | None = None) -> None:
+        """Append a change whose key group the caller names; None deletes. `due`: as for `put`, and none for a delete.
 
         Raises InvalidChange, ValueTooLarge, KeyGroupMismatch, ClosedError, PersistFailed.
         """
-        self._change(self._buffer.append, key_group, key, value)
+        self._change(self._buffer.append, key_group, key, value, due)
 
-    def _change(self, buffer: Callable[..., bool], *change: Key | Value | None) -> None:
+    def _change(self, buffer: Callable[..., bool], *change: Key | Value | When | None) -> None:
         """Buffer one change in a guarded call. If the buffer is full then, send all of it."""
         guard = self._guard
         if get_ident() != guard.user:
@@ -106,8 +114,11 @@ class ChangeWriter(Guarded):
         Raises InvalidChange, ValueTooLarge, KeyGroupMismatch, ClosedError, PersistFailed.
 
         Columns: `key`, optional `op` (0 or "put", 1 or "delete"; without it a null value deletes), and `value`, or for
-        typed values the fields themselves. The whole table is checked before any of it is buffered; it is then sent
-        piece by piece, however large it is.
+        typed values the fields themselves. An optional column `due` has times with a zone; as for `put`, null is none,
+        and deletes have none. In a log whose values have a field `due`, it is that field, unless `value` is a struct of
+        all fields.
+
+        The whole table is checked before any of it is buffered; it is then sent piece by piece, however large it is.
         """
         try:
             for is_full in self._buffer.extend(table):

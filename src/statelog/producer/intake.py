@@ -20,7 +20,7 @@ from statelog.errors import InvalidChange
 from statelog.schemas.values.arrow import is_list
 
 _MOST_PIECE_BYTES = 64 << 20
-_OWN_NAMES = ("key", "op", "key_group", "value")
+_OWN_NAMES = ("key", "op", "due", "key_group", "value")
 _HINT = "Decode text with its own encoding, or keep it as bytes; make columns with Arrow's own builders"
 
 

@@ -35,6 +35,7 @@ class CommittedChunk(NamedTuple):
 
     `commit` and `offset`: the plan's commit number and the record in `topic`, of the first chunk.
     `value_schema_id`: the schema of the values.
+    `changes`: with the column of dues if any of these chunks has it.
     `size_bytes`: the most memory that the changes hold: that of the records, because they may point into one.
     """
 
@@ -100,7 +101,8 @@ class CarriedChanges:
         chunks, topic = VerifiedChunks(), self._log.ledger_topic
         for one in carried.values():
             inline = one.inline
-            head = head_of(inline.first_key_group, inline.last_key_group, inline.changes, schema_id)
+            groups = inline.first_key_group, inline.last_key_group
+            head = head_of(*groups, inline.changes, schema_id, has_due=inline.has_due)
             chunks.add(values[one.record.offset], head, one.start)
         try:
             batch = decode_batches(chunks, self._change_schema(schema_id))

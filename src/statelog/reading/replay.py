@@ -26,6 +26,7 @@ from statelog.log import Log
 from statelog.reading.carried import CarriedChanges, CommittedChunk
 from statelog.schemas.changes.changes import change_schema
 from statelog.schemas.changes.chunk import ChunkHead, VerifiedChunks, decode_batches, decode_head
+from statelog.schemas.changes.due import has_due, with_due
 from statelog.schemas.changes.replay_plan import PartitionCheck, ReplayPlan, plan_replay
 from statelog.schemas.ledger.handle import Handle
 from statelog.schemas.ledger.inline import CommitContents
@@ -55,7 +56,7 @@ def replay(
     """Yield the committed chunks of `plan`, in commit order within a partition.
 
     `reader`: of the data topic; None if the plan lists no chunk there.
-    `change_schema`: returns the Arrow schema of changes by the schema id of their values.
+    `change_schema`: returns the Arrow schema of changes by the schema id of their values, without the column of dues.
     `together`: join small chunks, because each costs its objects.
     `ledger`: makes a reader of the ledger, which is closed here.
     `last`: has the record of each partition's last chunk at the end.
@@ -209,7 +210,10 @@ def verify_handle(log: Log, handle: Handle) -> None:
 
 
 class Converter:
-    """Converts changes to one value schema. `newest_id`: the newest schema, of the target and the changes so far."""
+    """Converts changes to one value schema. `newest_id`: the newest schema, of the target and the changes so far.
+
+    `schema`: that of converted changes, but for the column of dues, which those have that had it before.
+    """
 
     def __init__(self, log: Log, target_id: int | None = None, *, drops_fields: bool = True) -> None:
         """Choose the target, by None the newest schema. Without `drops_fields`, refuse values of a newer schema even if
@@ -238,14 +242,18 @@ class Converter:
         self.newest_id = max(self.newest_id, value_schema_id)
         writer = self._log.value_schemas.get(value_schema_id)
         value = convert(changes.column("value"), writer, self.target)
-        return pa.RecordBatch.from_arrays([*changes.columns[:3], value], schema=self.schema)
+        columns = [*changes.columns[:3], value, *changes.columns[4:]]
+        return pa.RecordBatch.from_arrays(columns, schema=self._schema_for(changes))
 
     def table(self, changes: pa.Table, value_schema_id: int) -> pa.Table:
         """Convert a run's changes. Raises IncompatibleSchema, as `batch`."""
         if value_schema_id == self.target.id:
             return changes
         batches = [self.batch(batch, value_schema_id) for batch in changes.to_batches()]
-        return pa.Table.from_batches(batches, self.schema)
+        return pa.Table.from_batches(batches, self._schema_for(changes))
+
+    def _schema_for(self, changes: pa.RecordBatch | pa.Table) -> pa.Schema:
+        return with_due(self.schema) if has_due(changes) else self.schema
 
 
 def newer_values(found_id: int, asked_id: int) -> IncompatibleSchema:

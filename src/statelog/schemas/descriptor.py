@@ -33,12 +33,14 @@ from statelog.schemas.ledger.place import LogIdentity, shown_id
 from statelog.schemas.names import check_name
 from statelog.schemas.topic_policy import MAX_RECORD_BYTES, MIN_RECORD_BYTES
 
-FORMAT_VERSION = 4
-_EARLIER = {1: "descriptor-1", 2: "descriptor-2", 3: "descriptor-3"}
+FORMAT_VERSION = 5
+_EARLIER = {1: "descriptor-1", 2: "descriptor-2", 3: "descriptor-3", 4: "descriptor-4"}
 _FILE = FileCodec("descriptor", version=FORMAT_VERSION, error=CorruptDescriptor, earlier=_EARLIER)
-_FILE_1, _FILE_2, _FILE_3 = (
+_FILE_1, _FILE_2, _FILE_3, _FILE_4 = (
     FileCodec(name, version=number, error=CorruptDescriptor) for number, name in _EARLIER.items()
 )
+TTL_S_MAX = 36_525 * 86_400
+"""The longest ttl of a log: a hundred years."""
 
 
 class HashRule(StrEnum):
@@ -64,6 +66,14 @@ def check_hashing(hash_rule: HashRule, key_type: KeyType, prefix_bytes: object) 
         raise ConfigError(f"hash_rule is {hash_rule} and prefix_bytes {prefix_bytes}", hint=hint)
 
 
+def check_ttl(ttl_s: object) -> float:
+    """Return a log's ttl in seconds. Raises ConfigError unless it is a positive number of at most a hundred years."""
+    if isinstance(ttl_s, bool) or not isinstance(ttl_s, int | float) or not 0 < ttl_s <= TTL_S_MAX:
+        hint = f"Give a positive number of seconds, at most {TTL_S_MAX} (100 years)"
+        raise ConfigError(f"ttl_s is {ttl_s!r:.100}", hint=hint)
+    return float(ttl_s)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Descriptor:
     """A log's name, identity and fixed counts.
@@ -74,6 +84,7 @@ class Descriptor:
     `prefix_bytes`: how many first bytes of a key are hashed, None for all.
     `record_bytes_max`: its largest record, Kafka's framing included. Both topics allow as much.
     `value_type`: what values without a schema are.
+    `ttl_s`: a put without a due is due so many seconds later. None: it has no due.
 
     Raises InvalidName, ConfigError.
     """
@@ -90,6 +101,7 @@ class Descriptor:
     prefix_bytes: int | None = None
     record_bytes_max: int = MAX_RECORD_BYTES
     value_type: ValueFormat = ValueFormat.BYTES
+    ttl_s: float | None = None
 
     def __post_init__(self) -> None:
         check_name("log", self.name)
@@ -99,6 +111,8 @@ class Descriptor:
             raise ConfigError("a value schema id is negative", value_schema_id=self.value_schema_id)
         if self.value_schema_id and self.value_type is ValueFormat.JSON:
             raise ConfigError("a log has JSON values or a value schema", hint="Leave value_type or value_schema out")
+        if self.ttl_s is not None:
+            check_ttl(self.ttl_s)
         if not MIN_RECORD_BYTES <= self.record_bytes_max <= MAX_RECORD_BYTES:
             raise ConfigError("no log has such a largest record", record_bytes_max=self.record_bytes_max)
 
@@ -158,6 +172,8 @@ class Descriptor:
         is_of_16_mib = self.record_bytes_max == MAX_RECORD_BYTES
         file = (_FILE_1 if self.prefix_bytes is None else _FILE_2) if is_of_16_mib else _FILE_3
         if self.value_type is not ValueFormat.BYTES:
+            file = _FILE_4
+        if self.ttl_s is not None:
             file = _FILE
         return file.encode(datum_of(self, identity=datum_of(self.made_with or self.identity)))
 

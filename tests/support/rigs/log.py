@@ -107,8 +107,9 @@ class LogRig:
         hash_rule: HashRule | str = HashRule.CRC32,
         prefix_bytes: int | None = None,
         value_schema: str | None = None,
+        **more: Any,
     ) -> Log:
-        """Make the log, with few partitions, and open it."""
+        """Make the log, with few partitions and `more` options, and open it."""
         return Log.create(
             self.name,
             self.where(),
@@ -119,6 +120,7 @@ class LogRig:
                 hash_rule=hash_rule,
                 prefix_bytes=prefix_bytes,
                 value_schema=value_schema,
+                **more,
             ),
         )
 

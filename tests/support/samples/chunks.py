@@ -6,7 +6,8 @@ import pyarrow as pa
 
 from statelog.schemas.changes.changes import OPAQUE, change_schema
 from statelog.schemas.changes.chunk import EncodedChunk, encode_chunk
-from statelog.schemas.changes.few import Changes, key_groups_in
+from statelog.schemas.changes.due import DUE, with_dues
+from statelog.schemas.changes.few import Changes, Dues, have_due, key_groups_in
 from statelog.schemas.key_groups import KeyType
 from statelog.schemas.ledger.place import LastRecord, Place
 from tests.support.samples.folds import Row
@@ -18,13 +19,17 @@ NONCE = bytes(range(16))
 
 
 def rows_batch(
-    rows: Sequence[Row], key_type: KeyType = KeyType.BYTES, value_type: pa.DataType = OPAQUE
+    rows: Sequence[Row],
+    key_type: KeyType = KeyType.BYTES,
+    value_type: pa.DataType = OPAQUE,
+    dues: Dues | None = None,
 ) -> pa.RecordBatch:
-    """Return a batch of (key group, op, key, value) rows."""
+    """Return a batch of (key group, op, key, value) rows, with the column of dues if `dues` has them."""
     schema = change_schema(key_type, value_type)
     columns: list[list[object]] = [list(column) for column in zip(*rows, strict=True)] or [[], [], [], []]
     arrays = [pa.array(column, field.type) for column, field in zip(columns, schema, strict=True)]
-    return pa.RecordBatch.from_arrays(arrays, schema=schema)
+    batch = pa.RecordBatch.from_arrays(arrays, schema=schema)
+    return batch if dues is None else with_dues(batch, pa.array(dues, DUE.type))
 
 
 WITNESS = Place(11, LastRecord(10, 0x1122334455667788))
@@ -42,6 +47,7 @@ def chunk_of(batch: Changes, *, sqn: int = 3, index: int = 0, value_schema_id: i
         key=KEY,
         key_groups=key_groups_in(batch),
         body=memoryview(batch.serialize()),
+        has_due=have_due(batch),
     )
 
 

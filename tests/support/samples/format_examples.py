@@ -92,6 +92,21 @@ def _output_chunk() -> bytes:
     ).value
 
 
+def _due_commit() -> Commit:
+    inline, batch = carried_of(rows_batch([(65, PUT, b"a", b"1")], dues=[1_900_000_000_000]), _descriptor(), 0)
+    return Commit.of(
+        epoch=1,
+        nonce=_NONCE,
+        base=Checkpoint(2, _NONCE),
+        checkpoint=Checkpoint(3, _NONCE),
+        metadata={"offset": 33},
+        handles=[],
+        witness=Place(4, LastRecord.of(3, ledger.encode(_inline_commit()))),
+        inline=inline,
+        batch=batch,
+    )
+
+
 def _commits() -> Commits:
     return Commits((_commit(), _inline_commit()))
 
@@ -184,6 +199,7 @@ def _schema_text(avsc: str) -> bytes:
 
 def _examples() -> dict[str, Example]:
     loss, opened, commit, inline, handle = _loss(), _open(), _commit(), _inline_commit(), _handle()
+    due = _due_commit()
     mark, restart = _mark(), _restart()
     manifest, descriptor, lease, subscription = _manifest(), _descriptor(), _lease(), _subscription()
     timed = _manifest(due_rows=20)
@@ -191,6 +207,7 @@ def _examples() -> dict[str, Example]:
         "open": Example("format-ledger", opened, ledger.encode(opened), b"", ledger.decode),
         "commit": Example("format-ledger", commit, ledger.encode(commit), b"", ledger.decode),
         "inline-commit": Example("format-ledger", inline, ledger.encode(inline), b"", ledger.decode),
+        "due-commit": Example("format-ledger", due, ledger.encode(due), b"", ledger.decode),
         "commits": Example("format-ledger", _commits(), ledger.encode(_commits()), b"", ledger.decode),
         "mark": Example("format-ledger", mark, ledger.encode(mark), b"", ledger.decode),
         "restart": Example("format-ledger", restart, ledger.encode(restart), b"", ledger.decode),

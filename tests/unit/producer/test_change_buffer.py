@@ -57,7 +57,7 @@ def test_one_limit_for_every_way_in(way: str, excess: int) -> None:
         assert buffer.changes == 2
     changes = buffer.take()
     if isinstance(changes, FewChanges):
-        assert excess > 0 and changes == ([changes.groups[0]], [b"a"], [b"b"])
+        assert excess > 0 and changes == ([changes.groups[0]], [b"a"], [b"b"], None)
         return
     assert changes is not None
     assert sum(int(row_sizes(column)[-1]) for column in changes.columns) <= MAX_CHANGE_BYTES

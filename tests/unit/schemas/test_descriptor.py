@@ -1,13 +1,15 @@
 """The descriptor: its file, and the comparison with the cluster that every open makes."""
 
+import math
 from dataclasses import replace
+from typing import Any
 
 import pyarrow as pa
 import pytest
 
 from statelog.errors import ConfigError, CorruptDescriptor, IdentityChanged, InvalidName, Misuse, UnknownFormat
 from statelog.schemas.avro import FileCodec, RecordCodec
-from statelog.schemas.descriptor import Descriptor, HashRule, ValueFormat, verify
+from statelog.schemas.descriptor import TTL_S_MAX, Descriptor, HashRule, ValueFormat, check_ttl, verify
 from statelog.schemas.key_groups import KeyType
 from statelog.schemas.ledger.place import LogIdentity
 from tests.support.samples.chunks import mutations
@@ -26,8 +28,10 @@ DESCRIPTOR = Descriptor(
 SMALL = replace(DESCRIPTOR, record_bytes_max=1 << 20)
 BY_PREFIX = replace(DESCRIPTOR, hash_rule=HashRule.CRC32_PREFIX, prefix_bytes=8, key_type=KeyType.STRING)
 OF_JSON = replace(DESCRIPTOR, value_schema_id=0, value_type=ValueFormat.JSON)
-SCHEMA_TEXT, TEXT_BY_PREFIX, TEXT_OF_SMALL, TEXT_OF_JSON = (
-    RecordCodec(name).text.encode() for name in ("descriptor-1", "descriptor-2", "descriptor-3", "descriptor")
+WITH_TTL = replace(DESCRIPTOR, ttl_s=600.0)
+SCHEMA_TEXT, TEXT_BY_PREFIX, TEXT_OF_SMALL, TEXT_OF_JSON, TEXT_WITH_TTL = (
+    RecordCodec(name).text.encode()
+    for name in ("descriptor-1", "descriptor-2", "descriptor-3", "descriptor-4", "descriptor")
 )
 
 
@@ -97,10 +101,44 @@ def test_only_json_values_need_the_fourth_version(kind: Descriptor) -> None:
 @pytest.mark.parametrize("lie", [{"value_type": "xml"}, {"value_schema_id": 1}], ids=str)
 def test_values_that_no_log_has_are_corrupt(lie: dict[str, object]) -> None:
     """A file with an unknown kind of values, or with JSON and a value schema, is corrupt."""
-    codec = FileCodec("descriptor", version=4, error=CorruptDescriptor)
+    codec = FileCodec("descriptor-4", version=4, error=CorruptDescriptor)
     datum = codec.decode(OF_JSON.to_bytes(), "descriptor.avro", dict)
     with pytest.raises(CorruptDescriptor):
         Descriptor.from_bytes(codec.encode({**datum, **lie}), "descriptor.avro")
+
+
+@pytest.mark.parametrize("kind", [DESCRIPTOR, BY_PREFIX, SMALL, OF_JSON], ids=["whole", "prefix", "small", "json"])
+def test_only_a_ttl_needs_the_fifth_version(kind: Descriptor) -> None:
+    """Only a ttl needs version 5, so an older program refuses it, and puts no row that stays forever.
+
+    Other logs stay at their version.
+    """
+    timed = replace(kind, ttl_s=0.5)
+    assert Descriptor.from_bytes(timed.to_bytes(), "descriptor.avro") == timed
+    earlier = {number: f"descriptor-{number}" for number in (1, 2, 3)}
+    former = FileCodec("descriptor-4", version=4, error=CorruptDescriptor, earlier=earlier)
+    assert former.decode(kind.to_bytes(), "descriptor.avro", dict)["name"] == "orders"
+    assert Descriptor.from_bytes(kind.to_bytes(), "descriptor.avro").ttl_s is None
+    with pytest.raises(UnknownFormat) as caught:
+        former.decode(timed.to_bytes(), "descriptor.avro", dict)
+    assert (caught.value.facts["found"], caught.value.facts["known"]) == (5, 4)
+
+
+@pytest.mark.parametrize("ttl_s", [0.0, -1.0, math.nan, math.inf, TTL_S_MAX + 1.0])
+def test_a_ttl_that_no_log_has_is_corrupt(ttl_s: float) -> None:
+    """A file with a ttl that is not positive, or of more than a hundred years, is corrupt."""
+    codec = FileCodec("descriptor", version=5, error=CorruptDescriptor)
+    datum = codec.decode(WITH_TTL.to_bytes(), "descriptor.avro", dict)
+    with pytest.raises(CorruptDescriptor):
+        Descriptor.from_bytes(codec.encode({**datum, "ttl_s": ttl_s}), "descriptor.avro")
+
+
+@pytest.mark.parametrize("ttl_s", [0, -5, True, "600", math.nan, math.inf, 10**400, TTL_S_MAX + 1])
+def test_a_ttl_that_a_caller_cannot_give(ttl_s: Any) -> None:
+    """A ttl is a positive number of at most a hundred years; anything else is refused with its value."""
+    with pytest.raises(ConfigError, match="ttl_s is"):
+        check_ttl(ttl_s)
+    assert check_ttl(TTL_S_MAX) == TTL_S_MAX
 
 
 @pytest.mark.parametrize("size", [0, (1 << 20) - 1, (16 << 20) + 1])
@@ -123,7 +161,13 @@ def test_a_key_group_that_a_caller_names_follows_from_no_key() -> None:
 
 @pytest.mark.parametrize(
     ("descriptor", "text"),
-    [(DESCRIPTOR, SCHEMA_TEXT), (BY_PREFIX, TEXT_BY_PREFIX), (SMALL, TEXT_OF_SMALL), (OF_JSON, TEXT_OF_JSON)],
+    [
+        (DESCRIPTOR, SCHEMA_TEXT),
+        (BY_PREFIX, TEXT_BY_PREFIX),
+        (SMALL, TEXT_OF_SMALL),
+        (OF_JSON, TEXT_OF_JSON),
+        (WITH_TTL, TEXT_WITH_TTL),
+    ],
 )
 def test_every_mutation_of_the_file_is_refused(descriptor: Descriptor, text: bytes) -> None:
     """A flipped, missing or added byte is refused, except in the schema text, which is for other tools."""
@@ -142,7 +186,7 @@ def test_a_change_in_the_schema_text_changes_nothing() -> None:
 
 def test_a_newer_format_is_unknown() -> None:
     """A file of a later version is an unknown format, and not damage."""
-    newer = DESCRIPTOR.to_bytes().replace(b"statelog.format\x021", b"statelog.format\x025")
+    newer = DESCRIPTOR.to_bytes().replace(b"statelog.format\x021", b"statelog.format\x026")
     with pytest.raises(UnknownFormat):
         Descriptor.from_bytes(newer, "descriptor.avro")
 

@@ -30,15 +30,18 @@ from statelog.schemas.snapshot.runs import RowGroupSpan, RunFile, RunIndex
 from statelog.schemas.topic_policy import Truncation, TruncationMode
 from statelog.store.run_reader import RunReader
 from tests.support.samples.chunks import chunk_of, rows_batch
+from tests.support.samples.folds import rows_of
 from tests.support.samples.format_examples import EXAMPLES
 from tests.support.samples.outputs import outputs_in
 from tests.support.samples.runs import LABEL, label_of, table_of, timed_rows
 
 _SAMPLES = Path(__file__).parents[2] / "support" / "samples"
 _ROWS = rows_batch([(4, PUT, b"a", b"1"), (4, DELETE, b"b", None), (9, PUT, b"c", b"")])
+_TIMED_ROWS = rows_batch(rows_of(_ROWS), dues=[1_900_000_000_000, None, None])
 _DESCRIPTOR: Descriptor = EXAMPLES["descriptor"].value  # type: ignore[assignment]  # an example is of any type
 _OPEN: ledger.Open = EXAMPLES["open"].value  # type: ignore[assignment]  # the same
 _COMMIT: ledger.Commit = EXAMPLES["commit"].value  # type: ignore[assignment]  # the same
+_DUE_COMMIT: ledger.Commit = EXAMPLES["due-commit"].value  # type: ignore[assignment]  # the same
 _NO_WITNESS = struct.pack("<qq8x", 0, -1)
 
 _read_descriptor = partial(Descriptor.from_bytes, path=DESCRIPTOR_PATH)
@@ -65,7 +68,9 @@ _READ: dict[str, tuple[Callable[[bytes], object], object]] = {
     "commit-1": (ledger.decode, replace(_COMMIT, packed_witness=_NO_WITNESS)),
     "commit-2": (ledger.decode, _COMMIT),
     "commit-3": (ledger.decode, EXAMPLES["inline-commit"].value),
+    "commit-4": (ledger.decode, _DUE_COMMIT),
     "commits-1": (ledger.decode, EXAMPLES["commits"].value),
+    "commits-2": (ledger.decode, ledger.Commits((_COMMIT, _DUE_COMMIT))),
     "accept-loss-1": (ledger.decode, EXAMPLES["accept-loss"].value),
     "restart-1": (ledger.decode, EXAMPLES["restart"].value),
     "handle-1": (Handle.from_bytes, EXAMPLES["handle"].value),
@@ -73,10 +78,12 @@ _READ: dict[str, tuple[Callable[[bytes], object], object]] = {
     "output-chunk-1": (outputs_in, EXAMPLES["output-chunk"].value),
     "chunk-1": (_read_chunk, _ROWS),
     "chunk-2": (_read_chunk, _ROWS),
+    "chunk-3": (_read_chunk, _TIMED_ROWS),
     "descriptor-1": (_read_descriptor, _DESCRIPTOR),
     "descriptor-2": (_read_descriptor, replace(_DESCRIPTOR, hash_rule=HashRule.CRC32_PREFIX, prefix_bytes=3)),
     "descriptor-3": (_read_descriptor, replace(_DESCRIPTOR, record_bytes_max=8 << 20)),
     "descriptor-4": (_read_descriptor, replace(_DESCRIPTOR, value_type=ValueFormat.JSON)),
+    "descriptor-5": (_read_descriptor, replace(_DESCRIPTOR, ttl_s=600.0)),
     "manifest-2": (partial(Manifest.from_bytes, path=MANIFESTS.path(1)), EXAMPLES["manifest"].value),
     "manifest-3": (partial(Manifest.from_bytes, path=MANIFESTS.path(1)), EXAMPLES["timed-manifest"].value),
     "lease-1": (partial(Lease.from_bytes, path=lease_path("r")), EXAMPLES["lease"].value),
@@ -142,10 +149,11 @@ def test_no_version_lacks_its_bytes() -> None:
     newest = {
         **{name: EXAMPLES[name].data[4] for name in prefixed},
         "handle": EXAMPLES["output-handle"].data[4],
-        "commit": EXAMPLES["inline-commit"].data[4],
+        "commit": EXAMPLES["due-commit"].data[4],
+        "commits": ledger.encode(ledger.Commits((_DUE_COMMIT,)))[4],
         **{name: _file_version(EXAMPLES[name].data) for name in ("lease", "subscription")},
         "truncation": _file_version(Truncation().to_bytes(bytes(32))),
-        "chunk": chunk_of(_ROWS).value[4],
+        "chunk": chunk_of(_TIMED_ROWS).value[4],
         "descriptor": DESCRIPTOR_VERSION,
         "manifest": MANIFEST_VERSION,
         "run": RUN_VERSION,

@@ -1,5 +1,7 @@
 """Changes in bulk: (key group, op, key, value) as Arrow columns, from the writer's split to a reader's fold.
 
+Where a row has a due, there is a fifth column: `due`.
+
 A put's value is the whole result, so that applying a change twice is harmless; a delete's value is null. The value
 column is binary (opaque) or a struct (typed). Row order is the order of the changes.
 
@@ -22,7 +24,7 @@ from numpy.typing import NDArray
 
 from statelog.errors import InvalidChange, KeyGroupMismatch, ValueTooLarge
 from statelog.schemas.arrays import column_of, fits, numbers_of, numbers_or_zeros, taken, whole_column
-from statelog.schemas.changes.due import concat_changes
+from statelog.schemas.changes.due import concat_changes, dues_fit, with_due
 from statelog.schemas.changes.key_order import sorted_last_rows
 from statelog.schemas.key_groups import KeyType, partition_starts
 
@@ -54,10 +56,16 @@ def change_bytes_max(record_bytes_max: int, schema: pa.Schema) -> int:
 
 
 def changes_batch(
-    schema: pa.Schema, key_groups: NDArray[np.uint16], ops: NDArray[np.uint8], keys: pa.Array, values: pa.Array
+    schema: pa.Schema,
+    key_groups: NDArray[np.uint16],
+    ops: NDArray[np.uint8],
+    keys: pa.Array,
+    values: pa.Array,
+    dues: pa.Array | None = None,
 ) -> pa.RecordBatch:
     """Make changes of their columns. Raises InvalidChange unless a value is null in deletes and only there.
 
+    `schema`: without the column of dues.
     Keys are not checked against key groups: that depends on the log's hash, and is the writer's task.
     """
     if keys.null_count:
@@ -68,7 +76,12 @@ def changes_batch(
         raise InvalidChange(
             "a put has no value, or a delete has one", hint="Delete a key to remove it; put b'' for an empty value"
         )
-    return pa.RecordBatch.from_arrays([column_of(key_groups), column_of(ops), keys, values], schema=schema)
+    columns = [column_of(key_groups), column_of(ops), keys, values]
+    if dues is None:
+        return pa.RecordBatch.from_arrays(columns, schema=schema)
+    if not dues_fit(ops, dues):
+        raise InvalidChange("a delete has a due, or a due is outside of the years 1970 to 9999")
+    return pa.RecordBatch.from_arrays([*columns, dues], schema=with_due(schema))
 
 
 def values_fit(ops: NDArray[np.uint8], values: pa.Array) -> bool:
@@ -190,8 +203,8 @@ def deletes_and_puts(rows: pa.RecordBatch) -> tuple[pa.RecordBatch, pa.RecordBat
 def merge_tables(tables: Sequence[pa.Table], *, drop_deletes: bool) -> pa.Table:
     """Merge tables to one sorted table with the newest change of every key. The only merge in the system.
 
-    `tables`: at least one, oldest first, of one schema, each in a run's order with one row per key. Together they are
-    below 2 GiB, the limit of an Arrow column; `store.merge` ensures that.
+    `tables`: at least one, oldest first, of one schema but for dues, each in a run's order with one row per key.
+    Together they are below 2 GiB, the limit of an Arrow column; `store.merge` ensures that.
     `drop_deletes`: leave deletes out, which is only right if nothing older exists that they could hide.
     """
     filled = [table for table in tables if table.num_rows]

@@ -2,7 +2,8 @@
 
 A chunk is a 16-byte prefix (magic, version, checksum of all that follows), the head in Avro's single-object encoding,
 zeros up to a multiple of 8, and the changes. The changes are an Arrow record batch as one IPC message, without its
-schema. See `docs/format-chunk.md` for every byte. Only the producer compresses.
+schema; the version says whether they have dues. See `docs/format-chunk.md` for every byte. Only the producer
+compresses.
 
 Invariants:
 - A record without the magic is foreign. A listed record with the magic must decode, or it stops the reader.
@@ -29,6 +30,7 @@ from statelog.errors import Corrupt, CorruptChunk, UnknownFormat
 from statelog.schemas.arrays import numbers_of
 from statelog.schemas.avro import RecordCodec, long_bytes
 from statelog.schemas.changes.changes import values_fit
+from statelog.schemas.changes.due import aligned, dues_fit, with_due
 from statelog.schemas.ledger.place import Place
 
 DECODING_ERRORS = (
@@ -37,9 +39,11 @@ DECODING_ERRORS = (
 """All that Arrow's readers raise for damaged bytes, including subclasses such as ArrowIndexError."""
 _HEADS = RecordCodec("chunk_head", earlier=["chunk_head-1"])
 _MAGIC = b"SLCK"
-_VERSION = 2  # Version 1 does not name the record below its witness.
+_VERSION, _DUE_VERSION = 2, 3  # Version 1 does not name the record below its witness; version 3 has dues.
 _FIELDS_OF_1 = 10
 _PREFIX = struct.Struct("<4sB3xQ")  # magic, version, padding, xxh3-64 of all that follows
+_SEEDS = (0, 0, 0, _DUE_VERSION)
+"""The seed of the checksum by version. So one version is never taken for another, which would drop dues."""
 _ZEROS = bytes(3)
 _NO_NONCE, _NO_HASH = bytes(16), bytes(8)
 _ALIGNMENT = 8
@@ -64,6 +68,7 @@ class ChunkHead:
     `witness`: the ledger position that its writer had folded.
     `witness_offset`, `witness_hash`: the record below it; -1 if unknown.
     `seal`: proves that the author of the witness knew the log's descriptor.
+    `has_due`: whether its changes have the column of dues.
     """
 
     epoch: int
@@ -79,6 +84,7 @@ class ChunkHead:
     witness_hash: bytes
     seal: bytes
     checksum: int
+    has_due: bool = False
 
     @property
     def place(self) -> Place:
@@ -90,7 +96,9 @@ class ChunkHead:
         return self.seal == seal_of(key, self.epoch, self.nonce, self.sqn, self.index, self.place)
 
 
-def head_of(first_key_group: int, last_key_group: int, changes: int, value_schema_id: int) -> ChunkHead:
+def head_of(
+    first_key_group: int, last_key_group: int, changes: int, value_schema_id: int, *, has_due: bool = False
+) -> ChunkHead:
     """Make a head for inline changes of a ledger record, which have none. `decode_batches` compares it."""
     return ChunkHead(
         epoch=-1,
@@ -106,6 +114,7 @@ def head_of(first_key_group: int, last_key_group: int, changes: int, value_schem
         witness_hash=_NO_HASH,
         seal=_NO_HASH,
         checksum=0,
+        has_due=has_due,
     )
 
 
@@ -127,6 +136,7 @@ def encode_chunk(
     key: bytes,
     key_groups: Sequence[int] | NDArray[np.uint16],
     body: memoryview,
+    has_due: bool = False,
 ) -> EncodedChunk:
     """Encode a chunk of at least one change.
 
@@ -134,6 +144,7 @@ def encode_chunk(
     `key`: seals the witness.
     `key_groups`: the key group of each change; a sequence, other than an array, ascends.
     `body`: the record batch as one IPC message.
+    `has_due`: whether it has the column of dues.
     """
     assert len(key_groups) > 0, "a chunk has at least one change"
     if isinstance(key_groups, np.ndarray):
@@ -143,10 +154,11 @@ def encode_chunk(
     before, behind = around(epoch, nonce, sqn, index, value_schema_id, witness, key)
     head = b"".join((before, long_bytes(first), long_bytes(last), long_bytes(len(key_groups)), behind))
     head += bytes(-(_PREFIX.size + len(head)) % _ALIGNMENT)
-    hasher = xxhash.xxh3_64(head)
+    version = _DUE_VERSION if has_due else _VERSION
+    hasher = xxhash.xxh3_64(head, _SEEDS[version])
     hasher.update(body)
     checksum = hasher.intdigest()
-    return EncodedChunk(b"".join((_PREFIX.pack(_MAGIC, _VERSION, checksum), head, body)), checksum)
+    return EncodedChunk(b"".join((_PREFIX.pack(_MAGIC, version, checksum), head, body)), checksum)
 
 
 @lru_cache(maxsize=16)
@@ -170,10 +182,10 @@ def decode_head(value: bytes) -> tuple[ChunkHead, int] | None:
     if len(value) < _PREFIX.size:
         raise CorruptChunk("a chunk is cut short", size_bytes=len(value))
     _, version, checksum = _PREFIX.unpack_from(value)
-    if version > _VERSION:
-        raise UnknownFormat("a chunk has a newer format version", found=version, known=_VERSION)
+    if version > _DUE_VERSION:
+        raise UnknownFormat("a chunk has a newer format version", found=version, known=_DUE_VERSION)
     rest = memoryview(value)[_PREFIX.size :]
-    if version < 1 or value[5:8] != _ZEROS or checksum != xxhash.xxh3_64_intdigest(rest):
+    if version < 1 or value[5:8] != _ZEROS or checksum != xxhash.xxh3_64_intdigest(rest, _SEEDS[version]):
         raise CorruptChunk("a chunk's checksum differs", size_bytes=len(value))
     try:
         record, size = _HEADS.decode(value[_PREFIX.size : _PREFIX.size + _HEAD_LIMIT])
@@ -185,7 +197,8 @@ def decode_head(value: bytes) -> tuple[ChunkHead, int] | None:
         raise CorruptChunk("a chunk's head is of another version than its record", size_bytes=len(value))
     if version == 1:
         fields = (*fields[:-1], -1, bytes(8), fields[-1])
-    head = ChunkHead(*cast("tuple[int, bytes, int, int, int, int, int, int, int, int, bytes, bytes]", fields), checksum)
+    known = cast("tuple[int, bytes, int, int, int, int, int, int, int, int, bytes, bytes]", fields)
+    head = ChunkHead(*known, checksum, version == _DUE_VERSION)
     return head, end + -end % _ALIGNMENT
 
 
@@ -223,19 +236,22 @@ class VerifiedChunks:
 def decode_batches(chunks: VerifiedChunks, schema: pa.Schema) -> pa.RecordBatch:
     """Decode the changes of chunks that `decode_head` verified, in order. Changes of one chunk point into its record.
 
-    `schema` is of the log and of each head's `value_schema_id`. Raises CorruptChunk if the changes differ from their
-    heads, or are impossible. Among several chunks, the error may name any: decode each by itself.
+    `schema` is of the log and of each head's `value_schema_id`, without the column of dues. The changes have it if any
+    head says so. Raises CorruptChunk if the changes differ from their heads, or are impossible. Among several chunks,
+    the error may name any: decode each by itself.
     """
     heads = chunks.heads
     batches = [_decode_whole(*chunk, schema) for chunk in zip(chunks.values, heads, chunks.ats, strict=True)]
     batch = batches[0]
     if len(batches) > 1:
-        (batch,) = pa.Table.from_batches(batches).combine_chunks().to_batches()
-    groups, ops, keys, values = batch.columns
+        (batch,) = pa.Table.from_batches(aligned(batches)).combine_chunks().to_batches()
+    groups, ops, keys, values, *dues = batch.columns
     if groups.null_count or ops.null_count or keys.null_count:
         raise _corrupt("a chunk has a change without key group, op or key", heads[0])
     if not values_fit(numbers_of(ops), values):
         raise _corrupt("a chunk has a change that is neither a put with a value nor a delete without one", heads[0])
+    if dues and not dues_fit(numbers_of(ops), *dues):
+        raise _corrupt("a chunk has a delete with a due, or a due outside of the years 1970 to 9999", heads[0])
     numbers, starts = numbers_of(groups), [0, *accumulate(head.changes for head in heads[:-1])]
     found = np.minimum.reduceat(numbers, starts), np.maximum.reduceat(numbers, starts)
     said = [head.first_key_group for head in heads], [head.last_key_group for head in heads]
@@ -250,7 +266,7 @@ def _decode_whole(value: bytes, head: ChunkHead, at: int, schema: pa.Schema) -> 
         message = pa.ipc.read_message(pa.py_buffer(value).slice(at))
         if is_compressed(message):
             raise _corrupt("a chunk's record batch is compressed, but only the producer may compress", head)
-        batch = pa.ipc.read_record_batch(message, schema)
+        batch = pa.ipc.read_record_batch(message, with_due(schema) if head.has_due else schema)
         batch.validate(full=True)  # Without `full` an offset past the end is followed, and the process dies.
     except DECODING_ERRORS as error:
         raise _corrupt(f"a chunk's record batch does not decode: {error}", head) from error

@@ -14,10 +14,12 @@ Invariants:
 import math
 from collections.abc import Sequence
 from datetime import datetime
-from typing import Any, NamedTuple, TypeAlias, TypeVar
+from typing import Any, NamedTuple, TypeAlias, TypeVar, cast
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+from numpy.typing import NDArray
 
 from statelog.errors import InvalidChange
 from statelog.schemas.arrays import column_of, numbers_of, numbers_or_zeros, whole_column
@@ -30,6 +32,9 @@ DUE_MS_MAX = 253_402_300_799_999
 """The last millisecond of the year 9999: Python has no later one."""
 _COLUMNS = 4
 Changes = TypeVar("Changes", pa.Table, pa.RecordBatch)
+_UNITS = {"s": (1000, 1), "ms": (1, 1), "us": (1, 1000), "ns": (1, 1_000_000)}
+"""The milliseconds of each, and how many make one, by unit of Arrow."""
+_OUTSIDE = "it is outside of the years 1970 to 9999"
 
 
 def due_ms_of(due: object) -> int:
@@ -43,8 +48,12 @@ def due_ms_of(due: object) -> int:
         due = due.timestamp()
     if isinstance(due, bool) or not isinstance(due, int | float):
         raise _refused(due, "it is no time")
-    if not math.isfinite(due) or not 0 <= (due_ms := math.ceil(round(due * 1000, 3))) <= DUE_MS_MAX:
-        raise _refused(due, "it is outside of the years 1970 to 9999")
+    try:
+        due_ms = math.ceil(round(due * 1000, 3))
+    except (OverflowError, ValueError):  # It is infinite, or not a number.
+        due_ms = -1
+    if not 0 <= due_ms <= DUE_MS_MAX:
+        raise _refused(due, _OUTSIDE)
     return due_ms
 
 
@@ -116,3 +125,63 @@ class DueSpan(NamedTuple):
             return cls()
         found: Any = pc.min_max(dues)
         return cls(len(dues) - dues.null_count, found["min"].value, found["max"].value)
+
+
+def aligned(batches: Sequence[pa.RecordBatch]) -> Sequence[pa.RecordBatch]:
+    """Return batches of changes, all with the column if one has it: then those without get one of nulls."""
+    if len({batch.num_columns for batch in batches}) < 2:
+        return batches
+    nulls = (pa.nulls(batch.num_rows, DUE.type) for batch in batches)
+    return [batch if has_due(batch) else with_dues(batch, mine) for batch, mine in zip(batches, nulls, strict=True)]
+
+
+def with_dues(batch: pa.RecordBatch, dues: pa.Array) -> pa.RecordBatch:
+    """Return changes without the column as changes with it."""
+    return pa.RecordBatch.from_arrays([*batch.columns, dues], schema=with_due(batch.schema))
+
+
+def only_used(batch: pa.RecordBatch) -> pa.RecordBatch:
+    """Return changes without the column if no row has a due."""
+    if not has_due(batch) or batch.column(_COLUMNS).null_count < batch.num_rows:
+        return batch
+    return pa.RecordBatch.from_arrays(batch.columns[:_COLUMNS], schema=without_due(batch.schema))
+
+
+# ---- the column
+
+
+def due_column(due_ms: NDArray[np.int64], is_null: NDArray[np.bool_]) -> pa.Array:
+    """Make the column. The numbers of null rows are 0."""
+    return column_of(due_ms, is_null if is_null.any() else None).view(DUE.type)
+
+
+def dues_fit(ops: NDArray[np.uint8], dues: pa.Array) -> bool:
+    """Return whether only puts (op 0) have a due, and each is within the years 1970 to 9999."""
+    due_ms = numbers_or_zeros(dues.view(pa.int64()))
+    is_wrong = (ops != 0) | (due_ms < 0) | (due_ms > DUE_MS_MAX)
+    return not bool((is_wrong & numbers_of(dues.is_valid())).any())
+
+
+def due_numbers(column: pa.Array) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
+    """Return a caller's column as milliseconds, rounded up, and whether each row is null; then the number is 0.
+
+    Raises InvalidChange unless it has times with a zone, of any unit, or only nulls.
+    """
+    if isinstance(column.type, pa.DictionaryType):
+        column = column.cast(column.type.value_type)
+    kind = column.type
+    if pa.types.is_null(kind):
+        return np.zeros(len(column), np.int64), np.ones(len(column), np.bool_)
+    if not isinstance(kind, pa.TimestampType) or kind.tz is None:
+        raise InvalidChange(
+            f"column `due` is {kind}, and has no times with a time zone",
+            hint="Cast it to pa.timestamp('ms', tz='UTC'); a row without a due has null there",
+        )
+    each_ms, parts = _UNITS[kind.unit]
+    numbers = numbers_or_zeros(column.view(pa.int64()))
+    is_wrong = (numbers < 0) | (numbers // parts > DUE_MS_MAX // each_ms)
+    if is_wrong.any():
+        row = int(np.flatnonzero(is_wrong)[0])
+        raise _refused(f"{numbers[row]} {kind.unit}", _OUTSIDE).restated(row=row)
+    due_ms = numbers * each_ms if each_ms > 1 else -(-numbers // parts)
+    return cast("NDArray[np.int64]", due_ms), numbers_of(column.is_null())

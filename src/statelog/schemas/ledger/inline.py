@@ -14,14 +14,15 @@ from collections.abc import Container, Iterable
 from functools import lru_cache
 from typing import NamedTuple
 
-from statelog.errors import Corrupt
+from statelog.errors import Corrupt, UnknownFormat
 from statelog.schemas.key_groups import MAX_KEY_GROUPS
 from statelog.schemas.ledger.handle import Handle
 from statelog.schemas.ledger.place import LastRecord
 
-_HEAD = struct.Struct(
-    "<iIIIHHH2x"
-)  # schema id, changes, bytes of body, of batch, first and last group, bytes of bitmap
+_HEAD = struct.Struct("<iIIIHHHH")
+"""Schema id, changes, bytes of body and of batch, first and last key group, bytes of bitmap, flags."""
+_HAS_DUE = 1
+_FLAGS = _HAS_DUE
 _ALIGNMENT = 8
 _MOST_BITMAP = MAX_KEY_GROUPS // 8
 
@@ -30,6 +31,7 @@ class Inline(NamedTuple):
     """The description of a batch of `size_bytes`.
 
     `partitions`: the bitmap of its partitions, lowest bit first. `last_key_group` is inclusive.
+    `has_due`: whether it has the column of dues.
     """
 
     value_schema_id: int
@@ -38,6 +40,12 @@ class Inline(NamedTuple):
     first_key_group: int
     last_key_group: int
     partitions: int
+    has_due: bool = False
+
+    @property
+    def flags(self) -> int:
+        """What an older program must not overlook, as bits. Without any, the commit is of an older version."""
+        return _HAS_DUE * self.has_due
 
     def touches(self, partitions: int) -> bool:
         """Return whether it has a change of one of these partitions (a bitmap)."""
@@ -63,13 +71,21 @@ class Inline(NamedTuple):
             self.first_key_group,
             self.last_key_group,
             len(bitmap),
+            self.flags,
         )
         return head + bitmap
 
     @classmethod
-    def unpack(cls, data: bytes, at: int) -> "tuple[Inline, int, int]":
-        """Decode it at an offset. Return it with the start and the end of the body. Raises Corrupt, struct.error."""
-        schema_id, changes, body_bytes, size_bytes, first, last, bitmap_bytes = _HEAD.unpack_from(data, at)
+    def unpack(cls, data: bytes, at: int, *, is_flagged: bool = False) -> "tuple[Inline, int, int]":
+        """Decode it at an offset. Return it with the start and the end of the body.
+
+        `is_flagged`: whether the commit is of the version with flags. Raises Corrupt, UnknownFormat, struct.error.
+        """
+        schema_id, changes, body_bytes, size_bytes, first, last, bitmap_bytes, flags = _HEAD.unpack_from(data, at)
+        if is_flagged and flags & ~_FLAGS:
+            raise UnknownFormat("a commit carries what this program does not know", flags=flags, known=_FLAGS)
+        if is_flagged and not flags:
+            raise Corrupt("a commit has none of the flags that its version is for")
         start = at + _HEAD.size + bitmap_bytes
         partitions = int.from_bytes(data[at + _HEAD.size : start], "little")
         end = start + body_bytes
@@ -77,7 +93,8 @@ class Inline(NamedTuple):
             raise Corrupt("a commit's size differs from its head", size_bytes=len(data))
         if not changes or not partitions or not size_bytes or first > last or schema_id < 0:
             raise Corrupt("a commit's changes have impossible numbers", changes=changes)
-        found = cls(schema_id, changes, size_bytes, first, last, partitions)
+        has_due = is_flagged and bool(flags & _HAS_DUE)
+        found = cls(schema_id, changes, size_bytes, first, last, partitions, has_due)
         if found._bitmap_bytes != bitmap_bytes:
             raise Corrupt("a commit's bitmap of partitions ends with zeros", size_bytes=bitmap_bytes)
         return found, start, end

@@ -33,6 +33,8 @@ _LINKED = 2
 """Since this version an Open names the record below its witness, and a Commit has a witness."""
 _INLINE = 3
 """The version of a Commit with inline changes."""
+_FLAGGED = 4
+"""The version of a Commit whose inline changes have flags. Several Commits with such a one have version 2."""
 _PREFIX = struct.Struct("<4sBB2xQ")  # magic, version, kind, padding, xxh3-64 of all the rest
 _HEAD = struct.Struct("<q16sq16sq16sBxxxI")  # epoch, nonce, base id and nonce, checkpoint id and nonce, flags, extents
 _WITNESS = struct.Struct("<qqQ")  # position, offset and hash of the record below it
@@ -328,10 +330,11 @@ def encode(record: LedgerRecord) -> bytes:
             version, payload = _commit_payload(record)
             return _seal(_Kind.COMMIT, payload, version)
         case Commits():
-            parts: list[bytes] = []
+            parts, newest = list[bytes](), _LINKED
             for version, payload in map(_commit_payload, record.commits):
                 parts += _ITEM.pack(len(payload), version), payload, bytes(padding(len(payload)))
-            return _seal(_Kind.COMMITS, b"".join(parts))
+                newest = max(newest, version)
+            return _seal(_Kind.COMMITS, b"".join(parts), 2 if newest >= _FLAGGED else 1)
         case AcceptLoss():
             datum = datum_of(record, ranges=[lost._asdict() for lost in record.ranges])
             return _seal(_Kind.ACCEPT_LOSS, _LOSSES.encode(datum))
@@ -349,7 +352,8 @@ def _commit_payload(commit: Commit) -> tuple[int, bytes]:
     if commit.inline is None:
         return _LINKED, payload + commit.body
     payload += commit.inline.pack(commit.body) + commit.body
-    return _INLINE, b"".join((payload, bytes(padding(len(payload))), commit.batch))
+    version = _FLAGGED if commit.inline.flags else _INLINE
+    return version, b"".join((payload, bytes(padding(len(payload))), commit.batch))
 
 
 def decode(value: bytes) -> LedgerRecord | None:
@@ -398,28 +402,31 @@ def _decode_commit_1(payload: bytes) -> Commit:
     return _decode_commit(b"".join((payload[: _HEAD.size], _NO_WITNESS, payload[_HEAD.size :])))
 
 
-def _decode_commits(payload: bytes) -> Commits:
+def _decode_commits(payload: bytes, *, newest: int = _INLINE) -> Commits:
+    """Decode several commits, of a version from 2 to `newest`."""
     commits, at = list[Commit](), 0
     while at < len(payload):
         size_bytes, version = _ITEM.unpack_from(payload, at)
         start = at + _ITEM.size
         at = start + size_bytes + padding(size_bytes)
-        if version not in (_LINKED, _INLINE) or at > len(payload):
+        if not _LINKED <= version <= newest or at > len(payload):
             raise Corrupt("a record of several commits holds another kind of record", version=version)
         item = payload[start : start + size_bytes]
-        commits.append(_decode_commit(item, is_inline=version == _INLINE, start=_PREFIX.size + start))
+        commits.append(_decode_commit(item, version=version, start=_PREFIX.size + start))
     if not commits:
         raise Corrupt("a record of several commits holds none")
     return Commits(tuple(commits))
 
 
-def _decode_commit(payload: bytes, *, is_inline: bool = False, start: int = _PREFIX.size) -> Commit:
+def _decode_commit(payload: bytes, *, version: int = _LINKED, start: int = _PREFIX.size) -> Commit:
     epoch, nonce, base_id, base_nonce, checkpoint_id, checkpoint_nonce, flags, count = _HEAD.unpack_from(payload)
     extents = _HEAD.size + _WITNESS.size
     end = extents + count * _EXTENT.size
     if count > _MOST_EXTENTS or end > len(payload):
         raise Corrupt("a commit's head names more extents than it holds", extents=count)
-    inline, body, body_end = Inline.unpack(payload, end) if is_inline else (None, end, len(payload))
+    inline, body, body_end = None, end, len(payload)
+    if version >= _INLINE:
+        inline, body, body_end = Inline.unpack(payload, end, is_flagged=version >= _FLAGGED)
     return Commit(
         epoch=epoch,
         nonce=nonce,
@@ -448,8 +455,10 @@ _DECODERS: dict[tuple[int, int], Callable[[bytes], LedgerRecord]] = {
     (_Kind.OPEN, _LINKED): _decode_open,
     (_Kind.COMMIT, 1): _decode_commit_1,
     (_Kind.COMMIT, _LINKED): _decode_commit,
-    (_Kind.COMMIT, _INLINE): partial(_decode_commit, is_inline=True),
+    (_Kind.COMMIT, _INLINE): partial(_decode_commit, version=_INLINE),
+    (_Kind.COMMIT, _FLAGGED): partial(_decode_commit, version=_FLAGGED),
     (_Kind.COMMITS, 1): _decode_commits,
+    (_Kind.COMMITS, 2): partial(_decode_commits, newest=_FLAGGED),
     (_Kind.ACCEPT_LOSS, 1): _decode_loss,
     (_Kind.MARK, 1): lambda payload: Mark(**_MARKS.decode_whole(payload)),
     (_Kind.RESTART, 1): lambda payload: Restart(**_RESTARTS.decode_whole(payload)),

@@ -189,7 +189,7 @@ def _fitting(name: str, found: DescribedInput, where: Where, create: bool | LogO
     Raises NotFound, ConfigError, Damaged, Unsafe, Unavailable.
     """
     said = LogOptions.of(create)
-    if not said.given() <= {"key_type", "value_schema", "value_type", "truncation", "retention_days"}:
+    if not said.given() <= {"key_type", "value_schema", "value_type", "ttl_s", "truncation", "retention_days"}:
         hint = "Leave out partitions, key_groups, hash_rule and prefix_bytes"
         raise ConfigError("the input determines the partitions and key groups of its log", hint=hint)
     count = found.partitions
