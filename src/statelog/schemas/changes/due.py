@@ -175,7 +175,7 @@ def due_numbers(column: pa.Array) -> tuple[NDArray[np.int64], NDArray[np.bool_]]
     if not isinstance(kind, pa.TimestampType) or kind.tz is None:
         raise InvalidChange(
             f"column `due` is {kind}, and has no times with a time zone",
-            hint="Cast it to pa.timestamp('ms', tz='UTC'); a row without a due has null there",
+            hint="Cast it to Arrow's timestamp[ms, UTC]; a row without a due has null there",
         )
     each_ms, parts = _UNITS[kind.unit]
     numbers = numbers_or_zeros(column.view(pa.int64()))
