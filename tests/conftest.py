@@ -44,6 +44,7 @@ __all__: list[str] = []
 pytest_plugins = [
     "tests.support.spark.session",
     "tests.support.sharing",
+    "tests.support.ending",
     "tests.support.processes.parts",
     "tests.support.rigs.shell",
     "tests.support.services.secure_broker",

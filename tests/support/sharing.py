@@ -23,7 +23,7 @@ from xdist.scheduler.loadscope import LoadScopeScheduling
 from tests.support.services import broker as brokers
 from tests.support.spark.session import archiving
 
-__all__: list[str] = []
+__all__ = ["group_of"]
 
 _BROKERS = "statelog_brokers"
 _GROUPS = "statelog_groups"
@@ -83,7 +83,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     given: dict[str, Any] = getattr(config, "workerinput", {})
     if _GROUPS not in given:
         return
-    groups = {item.nodeid: _group(item) for item in items}
+    groups = {item.nodeid: group_of(item) for item in items}
     ranks = {group: rank for rank, group in enumerate(_in_order(groups.values()))}
     items.sort(key=lambda item: ranks[groups[item.nodeid]])
     Path(given[_GROUPS]).write_text(json.dumps(groups), "utf-8")
@@ -104,7 +104,8 @@ def _in_order(groups: Iterable[str]) -> list[str]:
     return [*_LONGEST, *(one for _, one in dealt)]
 
 
-def _group(item: pytest.Item) -> str:
+def group_of(item: pytest.Item) -> str:
+    """Return the group of tests that stay together which this one is of."""
     for mark in item.iter_markers("xdist_group"):
         return str(mark.args[0])
     for fixture, group in _TOGETHER.items():
@@ -129,7 +130,7 @@ class _Other:
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_teardown(self, item: pytest.Item, nextitem: pytest.Item | None) -> Generator[None]:
         yield
-        if nextitem is None or _group(nextitem) != _group(item):
+        if nextitem is None or group_of(nextitem) != group_of(item):
             while self._begun:
                 fixture, request = self._begun.pop()
                 fixture.finish(request)

@@ -19,7 +19,7 @@ import pytest
 
 from tests.support.processes.starts import in_fork
 
-__all__ = ["Lives", "lives", "output", "start"]
+__all__ = ["Lives", "environment", "lives", "output", "start"]
 
 Part = Callable[..., None]
 _REPOSITORY = Path(__file__).parents[3]
@@ -34,7 +34,8 @@ def _command(name: str, *arguments: object) -> list[str]:
     return [sys.executable, "-m", "tests.support.processes.parts", name, *map(str, arguments)]
 
 
-def _environment() -> dict[str, str]:
+def environment() -> dict[str, str]:
+    """Return the variables of a process that imports what is tested here, and the tests."""
     return {**os.environ, "PYTHONPATH": os.pathsep.join((str(_REPOSITORY / "src"), str(_REPOSITORY)))}
 
 
@@ -42,7 +43,7 @@ def output(part: Part, *arguments: object, timeout_s: float = 240.0) -> str:
     """Return the text that a part prints. Raises AssertionError if it does not end well."""
     done = subprocess.run(
         _command(_name(part), *arguments),
-        capture_output=True, check=False, text=True, env=_environment(), timeout=timeout_s,
+        capture_output=True, check=False, text=True, env=environment(), timeout=timeout_s,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     return done.stdout
@@ -50,7 +51,7 @@ def output(part: Part, *arguments: object, timeout_s: float = 240.0) -> str:
 
 def start(part: Part, *arguments: object) -> "subprocess.Popen[bytes]":
     """Start a part that runs concurrently with the test."""
-    return subprocess.Popen(_command(_name(part), *arguments), env=_environment())
+    return subprocess.Popen(_command(_name(part), *arguments), env=environment())
 
 
 class Lives:
@@ -58,7 +59,7 @@ class Lives:
 
     def __init__(self) -> None:
         self._process = subprocess.Popen(
-            _command(_LIVES), env=_environment(), stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+            _command(_LIVES), env=environment(), stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
         )
 
     def live(self, part: Part, *arguments: object) -> int:
