@@ -3,7 +3,8 @@
 It also has the common parts of all users of RocksDB: the check for the library, and its failures.
 
 The default column family holds the state and nothing else. A second column family holds the description as one JSON
-text: later writers can put the next position into the same write batch as the changes.
+text: later writers can put the next position into the same write batch as the changes. A third one, of `rocksdb_dues`,
+holds dues; it exists only where a row has one.
 
 Invariants:
 - A database key is the key group, two bytes big-endian, and the key's bytes. So a key group is one range of keys, which

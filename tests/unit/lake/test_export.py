@@ -21,6 +21,7 @@ from statelog.producer.writer import Writer
 from statelog.schemas.descriptor import HashRule
 from statelog.schemas.key_groups import KeyType
 from tests.support.rigs.log import TwinLog, settings_for, twin_rig
+from tests.support.rigs.timed import NOON_MS, TimedLog
 
 _VISITS = """{"type": "record", "name": "Visit", "fields": [
     {"name": "count", "type": "long"},
@@ -455,3 +456,26 @@ def test_an_interrupt_is_no_other_writer(tmp_path: Path, monkeypatch: pytest.Mon
     with made.open() as log:
         assert not export(log, str(table)).is_rewritten
     assert _rows(table) == made.model
+
+
+def test_dues_are_a_column_if_they_are_included(tmp_path: Path) -> None:
+    """A table has dues if they are included, through whole writes and merges; other exports have none."""
+    made, plain, timed = TimedLog(), str(tmp_path / "plain"), str(tmp_path / "timed")
+
+    def dues() -> dict[bytes, int | None]:
+        with made.open() as log:
+            export(log, plain)
+            export(log, timed, include_due=True)
+        found = {row["key"]: row["due"] for row in _listed(Path(timed))}
+        return {key: None if due is None else round(due.timestamp() * 1000) for key, due in found.items()}
+
+    made.put({b"a": (b"1", NOON_MS), b"b": (b"1", None)})
+    assert dues() == {b"a": NOON_MS, b"b": None}
+    made.put({b"a": (b"2", None), b"b": (b"2", NOON_MS + 250), b"c": (b"2", NOON_MS + 1)})
+    assert dues() == {b"a": None, b"b": NOON_MS + 250, b"c": NOON_MS + 1}
+    made.put({b"c": None})
+    assert dues() == {b"a": None, b"b": NOON_MS + 250}
+    assert {tuple(row) for row in _listed(Path(plain))} == {("key", "value")}
+    with made.open() as log:
+        assert export(log, timed).is_rewritten
+    assert {tuple(row) for row in _listed(Path(timed))} == {("key", "value")}

@@ -56,7 +56,7 @@ def test_a_column_without_a_due_is_not_written(tmp_path: Path) -> None:
 
     assert first.local.read_bytes() == second.local.read_bytes()
     assert (second.file.due_rows, second.file.first_due_ms, second.file.last_due_ms) == (0, 0, 0)
-    assert pq.read_schema(first.local).names == ["key_group", "op", "key", "value"]
+    assert pq.ParquetFile(first.local).schema_arrow.names == ["key_group", "op", "key", "value"]
 
 
 @pytest.mark.parametrize("first_timed", [0, 1, 400, 799])
