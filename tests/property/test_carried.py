@@ -22,7 +22,7 @@ from statelog.reading import planner
 from statelog.reading.plan import AtPosition
 from statelog.recovery import recover
 from statelog.recovery.changes import newest_changes, read_changes, split_changes
-from statelog.schemas.changes.due import DUE, has_due
+from statelog.schemas.changes.due import DUE
 from statelog.schemas.key_groups import partition_of
 from statelog.schemas.ledger.inline import Inline
 from statelog.schemas.ledger.records import Commit, decode, encode
@@ -158,33 +158,67 @@ def test_changes_that_their_head_does_not_describe_stop_the_reader(lie: str) -> 
         recover(log).to_dict()
 
 
+_Timed = tuple[bytes, bytes | None, int | None]
 _TIMED = st.lists(st.tuples(_KEYS, st.none() | st.binary(max_size=8), st.none() | st.integers(0, 1 << 40)), max_size=12)
+
+
+def _write_timed(writer: Writer, changes: Sequence[_Timed], *, is_batch: bool) -> None:
+    if is_batch and changes:
+        keys, values, dues = zip(*changes, strict=True)
+        columns = {"key": pa.array(keys, pa.binary()), "value": pa.array(values, pa.binary())}
+        writer.append_batch(pa.table({**columns, "due": pa.array(dues, DUE.type)}))
+    for key, value, due in () if is_batch else changes:
+        writer.delete(key) if value is None else writer.put(key, value, None if due is None else due / 1000)
 
 
 @settings(deadline=None, max_examples=60)
 @given(
-    commits=st.lists(st.tuples(st.booleans(), st.booleans(), _TIMED)), portion_bytes=st.sampled_from([1, 900, 1 << 24])
+    commits=st.lists(st.tuples(st.booleans(), st.booleans(), _TIMED)),
+    portion_bytes=st.sampled_from([1, 900, 1 << 24]),
+    rounds=st.integers(0, 5),
 )
 def test_dues_come_with_their_changes(
-    commits: list[tuple[bool, bool, list[tuple[bytes, bytes | None, int | None]]]], portion_bytes: int
+    commits: list[tuple[bool, bool, list[_Timed]]], portion_bytes: int, rounds: int
 ) -> None:
-    """Each change has its own due, whether a ledger record or the data topic has it, and however it came in."""
-    rig, history = TwinLog(), list[tuple[bytes, bytes | None, int | None]]()
-    with rig.open() as log, Writer(log, "w") as writer, patch.object(_REPLAY, "_PORTION_BYTES", portion_bytes):
-        for is_carried, is_batch, changes in commits:
+    """Each change has its own due, whether a ledger record or the data topic has it, and however it came in.
+
+    The newest change of a key decides, before a round and behind its snapshot.
+    """
+    rig, history, state = TwinLog(), list[_Timed](), dict[bytes, tuple[bytes, int | None]]()
+    with (
+        TemporaryDirectory() as scratch,
+        rig.open() as log,
+        Writer(log, "w") as writer,
+        patch.object(_REPLAY, "_PORTION_BYTES", portion_bytes),
+    ):
+        for number, (is_carried, is_batch, changes) in enumerate(commits):
             own = [(key, value, None if value is None else due) for key, value, due in changes]
             history += own
-            if is_batch and own:
-                keys, values, dues = zip(*own, strict=True)
-                columns = {"key": pa.array(keys, pa.binary()), "value": pa.array(values, pa.binary())}
-                writer.append_batch(pa.table({**columns, "due": pa.array(dues, DUE.type)}))
-            for key, value, due in () if is_batch else own:
-                writer.delete(key) if value is None else writer.put(key, value, None if due is None else due / 1000)
+            _write_timed(writer, own, is_batch=is_batch)
             with patch.object(LedgerRate, "is_low", is_carried):
                 writer.commit()
-        groups, told = log.descriptor.key_group_of, list[tuple[bytes, bytes | None, int | None]]()
-        for batch in tail_of(log, None)[1]:
-            due_ms = batch.column(4).view(pa.int64()).to_pylist() if has_due(batch) else [None] * batch.num_rows
-            told += zip(batch.column(2).to_pylist(), batch.column(3).to_pylist(), due_ms, strict=True)
-    for group in range(8):
+            if number + 1 == rounds:
+                rig.environment.run(run_round, log, settings_for(Path(scratch)))
+        told = (
+            [one for batch in tail_of(log, None)[1] for one in _timed_rows(batch, "key", "value")]
+            if rounds == 0
+            else []
+        )
+        for key, value, due in history:
+            state.pop(key, None)
+            if value is not None:
+                state[key] = value, due
+        with recover(log) as recovery:
+            found = {key: (value, due) for key, value, due in _timed_rows(recovery.to_arrow(due=True), "key", "value")}
+        groups = log.descriptor.key_group_of
+    assert found == state
+    for group in range(8) if rounds == 0 else ():
         assert [one for one in told if groups(one[0]) == group] == [one for one in history if groups(one[0]) == group]
+
+
+def _timed_rows(changes: pa.Table | pa.RecordBatch, *names: str) -> list[Any]:
+    """Return these columns and the dues of changes, by row."""
+    columns = [changes.column(name).to_pylist() for name in names]
+    is_timed = "due" in changes.schema.names
+    dues = changes.column("due").cast(pa.int64()).to_pylist() if is_timed else [None] * changes.num_rows
+    return list(zip(*columns, dues, strict=True))

@@ -15,18 +15,23 @@ from statelog.errors import ConfigError, InvalidChange, ValueTooLarge
 from statelog.history.following import LedgerRate
 from statelog.kafka.port import Reader
 from statelog.log import Log, LogOptions
+from statelog.materializer.outcome import CompletedRound
+from statelog.materializer.round import run_round
 from statelog.producer import Coordinator, TaskWriter, Writer, WriterSettings
 from statelog.producer.settings import WriterTuning
 from statelog.reading import planner
 from statelog.reading.local_copy import LocalCopyReader
 from statelog.reading.plan import AtPosition
 from statelog.reading.replay import replay
+from statelog.recovery import recover
 from statelog.schemas.changes.due import DUE, has_due
 from statelog.schemas.descriptor import HashRule
 from statelog.schemas.key_groups import KeyType
-from tests.support.rigs.log import TwinRig, tail_of, twin_rig
+from tests.support.rigs.log import TwinRig, settings_for, tail_of, twin_rig
 
 NESTED = """{"type": "record", "name": "V", "fields": [{"name": "s", "type": "string"}]}"""
+NEWER = """{"type": "record", "name": "V", "fields": [{"name": "s", "type": "string"},
+    {"name": "n", "type": "int", "default": 7}]}"""
 WITH_DUE = """{"type": "record", "name": "V", "fields": [{"name": "s", "type": "string"},
     {"name": "due", "type": ["null", "long"], "default": null}]}"""
 NOW_S = 1_000_000.0
@@ -368,3 +373,25 @@ def test_a_ttl_that_no_log_has(ttl_s: Any) -> None:
     rig = twin_rig("log")
     with pytest.raises(ConfigError, match="ttl_s is"):
         rig.create(ttl_s=ttl_s)
+
+
+@pytest.mark.parametrize("in_snapshot", [False, True])
+def test_values_of_an_older_schema_keep_their_dues(tmp_path: Path, in_snapshot: bool) -> None:
+    """Changes that are converted to a newer value schema keep their dues, from the tail and from a snapshot."""
+    rig = twin_rig("log")
+    with rig.create(value_schema=NESTED) as log:
+        with Writer(log, "w") as writer:
+            writer.put(b"a", {"s": "x"}, 5)
+            writer.put(b"b", {"s": "y"})
+            writer.commit()
+        if in_snapshot:
+            assert isinstance(run_round(log, settings_for(tmp_path)), CompletedRound)
+        log.evolve_value_schema(NEWER)
+        with Writer(log, "w") as writer:
+            writer.put(b"c", {"s": "z", "n": 2}, 6)
+            writer.commit()
+        with recover(log) as recovery:
+            found = recovery.to_arrow(due=True)
+    rows = zip(*(found.column(name).to_pylist() for name in ("key", "value", "due")), strict=True)
+    dues = {key: (value["n"], due and due.timestamp()) for key, value, due in rows}
+    assert dues == {b"a": (7, 5.0), b"b": (7, None), b"c": (2, 6.0)}
