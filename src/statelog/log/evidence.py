@@ -32,6 +32,7 @@ from statelog.schemas.ledger.place import ORIGIN, LastRecord, Place
 from statelog.schemas.ledger.records import LossRange, is_forfeited
 from statelog.schemas.ledger.state import LedgerState
 from statelog.schemas.names import data_topic
+from statelog.schemas.outputs.chunk import decode_output_head
 from statelog.schemas.snapshot.manifest import Anchor, Manifest
 
 _WITNESS_RECORDS = 4
@@ -182,9 +183,9 @@ def _first_witness(state: LedgerState, partition: int, there: OffsetRange) -> in
 
 
 def _named(value: bytes, key: bytes) -> Place | None:
-    """Return the place that a record names; None unless it is a chunk with the log's seal."""
+    """Return the place that a record names; None unless it is a chunk, also of messages, with the log's seal."""
     try:
-        found = decode_head(value)
+        found = decode_head(value) or decode_output_head(value)
     except (Corrupt, UnknownFormat):
         return None
     return found[0].place if found and found[0].is_sealed(key) else None

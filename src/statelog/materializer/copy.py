@@ -17,6 +17,7 @@ Invariants:
   loss is reported.
 - A finishing copy opens every partition of the source before it plans, so it copies everything committed. It checks
   for a later Open right before its put, and again after it.
+- Messages that left with commits are not copied. A finishing copy refuses a source that has unpublished ones.
 """
 
 import logging
@@ -51,7 +52,7 @@ from statelog.materializer.settings import MaterializerSettings
 from statelog.materializer.sorted_tables import delta_tables, merged_runs
 from statelog.materializer.target import RoundTarget
 from statelog.materializer.work import RoundWork
-from statelog.reading import AtPosition, Converter, HeldPlan, Hold, Plan, Terms, plan_changes
+from statelog.reading import AtPosition, Converter, HeldPlan, Hold, Plan, Terms, check_published, plan_changes
 from statelog.schemas.changes.digest import StateDigest
 from statelog.schemas.key_groups import MAX_KEY_GROUPS
 from statelog.schemas.ledger.place import LastRecord
@@ -128,7 +129,8 @@ def copy_log(
 
     Raises AlreadyExists for a log that is no copy, or a finished one. Raises IdentityChanged for a copy of another log.
     Raises LogInUse if another writer opened the source after the fence, if rounds of the source were faster than the
-    comparison, or if another copy was faster. Raises ConfigError, OutcomeUnknown, Damaged, Unavailable.
+    comparison, or if another copy was faster. Raises it, too, if messages of the source may be unpublished. Raises
+    ConfigError, OutcomeUnknown, Damaged, Unavailable.
     """
     options = replace(_options_of(source), truncation=truncation, retention_days=retention_days)
     with _opened(name, where, options, _reason(source.name, name)) as log:
@@ -204,7 +206,9 @@ class LogCopy(Round):
         with self._held:
             self._origin = self._copied_so_far(self._log.manifests.newest())
             if self._finishes and self._source is not None and not self._is_alone:
+                check_published(self._source)  # Before anybody is fenced.
                 self._fence = _fence_writers(self._source, self._environment)
+                check_published(self._source)
             self._environment.crash("after-fence")
             if self._source is not None:
                 self._plan = self._planned(self._source, self._origin)

@@ -77,6 +77,11 @@ class Merging:
         self._count += len(gone)
         return in_place(runs, gone, written.runs), written
 
+    def write_empty(self, delta: TaskOutput) -> tuple[Runs, Written]:
+        """Write a first run without a row. Returns as `write_delta`."""
+        written = self._engine.write([Task(output=delta)])
+        return in_place((), [], written.runs), written
+
     def _joint_merges(self, plan: ReplayPlan, runs: Runs, deltas: Runs) -> list[Merge]:
         """Return the merges that the unwritten deltas of a plan will be part of; consecutive ones as one.
 

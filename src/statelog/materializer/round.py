@@ -336,7 +336,10 @@ class Round:
         plan = plan_replay(target.commits, partitions, target.state.accepted, target.before)
         output = self._output(target)
         if plan.is_empty:
-            return Delta(output)
+            if self._runs or not target.state.committed_positions:
+                return Delta(output)
+            self._runs, written = self._merging.write_empty(output)  # Messages alone have committed positions, too.
+            return Delta(output, written)
         self._runs, written = self._merging.write_delta(plan, self._runs, output)
         return Delta(output, written, plan.changes, plan.size_bytes)
 

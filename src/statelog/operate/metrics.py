@@ -156,6 +156,7 @@ OF_WRITERS = _asked(
     {
         "writer_changes_total": ("Changes appended", "changes"),
         "writer_buffered_changes": ("Changes waiting in memory", "buffered_changes"),
+        "writer_messages_total": ("Messages sent with commits, those that wait included", "messages"),
         "writer_chunks_total": ("Chunks sent", "chunk_bytes.count"),
         "writer_chunk_bytes_total": ("Size of those chunks", "chunk_bytes.total"),
         "writer_chunk_failures_total": ("Chunks that failed, or whose outcome is unknown", "failed_chunks"),

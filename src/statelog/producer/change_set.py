@@ -12,7 +12,8 @@ A committed change set stays in the tail that recoveries replay until a snapshot
 - close drops the copies that no checkpoint holds. A persisted handle may be adopted, so its copies stay.
 
 Invariants:
-- Chunks of a partition carry index 0, 1, 2 ... in the order in which they were sent.
+- Chunks of a partition carry index 0, 1, 2 ... in the order in which they were sent. So do those of its messages.
+- Its messages lie in the writer's lowest partition, and in no local copy.
 - A change set is durable if and only if every delivery report is OK. A failed or unknown report fails all of it: its
   number is never used again, and no commit ever lists it.
 - Whatever the local disk does, nothing here raises OSError.
@@ -29,11 +30,12 @@ import numpy as np
 
 from statelog.producer.epoch import Grant
 from statelog.producer.outbox import Outbox
+from statelog.producer.outputs import cut_outputs
 from statelog.producer.settings import WriterSettings, WriterStatistics
 from statelog.reading import LocalCopy, attempt_directory, copies_of_writer
 from statelog.schemas.arrays import fits
 from statelog.schemas.changes.changes import chunk_slices, split
-from statelog.schemas.changes.chunk import combine_checksums, encode_chunk
+from statelog.schemas.changes.chunk import EncodedChunk, combine_checksums, encode_chunk
 from statelog.schemas.changes.due import only_used
 from statelog.schemas.changes.few import Changes, FewChanges, KeyGroups, have_due, key_groups_in
 from statelog.schemas.descriptor import Descriptor
@@ -41,6 +43,9 @@ from statelog.schemas.key_groups import key_groups_of_partition, merge_bitmaps, 
 from statelog.schemas.ledger.handle import Entry, gaps_of
 from statelog.schemas.ledger.inline import Inline, bitmap_of
 from statelog.schemas.ledger.place import Place
+from statelog.schemas.outputs.batch import output_bytes_max
+from statelog.schemas.outputs.chunk import encode_output_chunk
+from statelog.schemas.outputs.output import Output
 
 _BLOCK_BYTES = 4096
 
@@ -116,7 +121,7 @@ def _cost(size_bytes: int) -> int:
 
 @dataclass(slots=True)
 class _PartitionPart:
-    """One partition's part of a change set. Reports come in the order of sending, so `offsets` grow."""
+    """One partition's part of a change set, or its messages. Reports come in sending order, so `offsets` grow."""
 
     chunks: int = 0
     changes: int = 0
@@ -151,18 +156,25 @@ class ChangeSet:
         self.copy: LocalCopy | None = None
         self._parts: dict[int, _PartitionPart] = {}
         self._held: list[Changes] = []
+        self._outputs = _PartitionPart()
+        self._held_outputs: list[Output] = []
         self._missing = 0
-        self._entries: tuple[Entry, ...] | None = None
+        self._entries: tuple[tuple[Entry, ...], tuple[Entry, ...]] | None = None
 
     @property
     def is_empty(self) -> bool:
-        """Whether it has no change."""
-        return not self._parts and not self._held
+        """Whether it has neither a change nor a message."""
+        return not (self._parts or self._held or self._outputs.chunks or self._held_outputs)
 
     @property
     def is_begun(self) -> bool:
         """Whether the client was given any chunk."""
-        return bool(self._parts)
+        return bool(self._parts or self._outputs.chunks)
+
+    @property
+    def needs_copy(self) -> bool:
+        """Whether its first changes are about to be sent."""
+        return bool(self._held) and not self._parts
 
     @property
     def held_changes(self) -> int:
@@ -170,16 +182,28 @@ class ChangeSet:
         return sum(batch.num_rows for batch in self._held)
 
     @property
+    def held_messages(self) -> int:
+        """How many messages wait to be sent."""
+        return len(self._held_outputs)
+
+    @property
     def all_landed(self) -> bool:
         """Whether everything was sent and every report is good."""
-        return not self._missing and not self._held
+        return not (self._missing or self._held or self._held_outputs)
 
     def hold(self, changes: Changes) -> None:
         """Add changes, to be sent later."""
         self._held.append(changes)
 
+    def hold_outputs(self, outputs: Sequence[Output]) -> None:
+        """Add messages, to be sent later."""
+        self._held_outputs += outputs
+
     def send(self, outbox: Outbox) -> None:
-        """Send the held changes in order. Block while too much is in flight. Raises PersistFailed, Unavailable."""
+        """Send what is held, in order. Block while too much is in flight. Raises PersistFailed, Unavailable."""
+        if self._held_outputs:
+            outputs, self._held_outputs = self._held_outputs, []
+            self._send_outputs(outbox, outputs)
         if self._held:
             held, self._held = self._held, []
             for changes in held:
@@ -187,10 +211,12 @@ class ChangeSet:
             if self.copy is not None:
                 self.copy.pause()
 
-    def entries(self, outbox: Outbox) -> tuple[Entry, ...]:
-        """Return the entries by partition, once everything has landed. Raises PersistFailed."""
+    def entries(self, outbox: Outbox) -> tuple[tuple[Entry, ...], tuple[Entry, ...]]:
+        """Return the entries by partition, and that of the messages, once all has landed. Raises PersistFailed."""
         if self._entries is None:
-            self._entries = tuple(self._entry(outbox, *part) for part in sorted(self._parts.items()))
+            changes = tuple(self._entry(outbox, *part) for part in sorted(self._parts.items()))
+            outputs = [(outbox.grant.partitions[0], self._outputs)] if self._outputs.chunks else []
+            self._entries = changes, tuple(self._entry(outbox, *part) for part in outputs)
             if self.copy is not None:
                 self.copy.complete({partition: part.offsets for partition, part in self._parts.items()})
         return self._entries
@@ -223,13 +249,34 @@ class ChangeSet:
             body=memoryview(changes.serialize()),
             has_due=have_due(changes),
         )
+        if self.copy is not None:
+            self.copy.add(partition, chunk.value)
+        self._hand_over(outbox, partition, part, chunk, changes.num_rows)
+
+    def _send_outputs(self, outbox: Outbox, outputs: Sequence[Output]) -> None:
+        grant, part, witness = outbox.grant, self._outputs, outbox.witness()
+        most_bytes = min(outbox.chunk_bytes, output_bytes_max(grant.descriptor.record_bytes_max))
+        for piece in cut_outputs(outputs, most_bytes):
+            chunk = encode_output_chunk(
+                epoch=grant.epoch,
+                nonce=grant.nonce,
+                sqn=self.sqn,
+                index=part.chunks,
+                witness=witness,
+                key=grant.descriptor.seal_key,
+                outputs=piece,
+            )
+            self._hand_over(outbox, grant.partitions[0], part, chunk, len(piece))
+        outbox.meter.messages += len(outputs)
+        outbox.poll()
+        outbox.check()
+
+    def _hand_over(self, outbox: Outbox, partition: int, part: _PartitionPart, chunk: EncodedChunk, rows: int) -> None:
         part.chunks += 1
-        part.changes += changes.num_rows
+        part.changes += rows
         part.size_bytes += len(chunk.value)
         part.checksums.append(chunk.checksum)
         self._missing += 1
-        if self.copy is not None:
-            self.copy.add(partition, chunk.value)
 
         def landed(offset: int) -> None:
             part.offsets.append(offset)

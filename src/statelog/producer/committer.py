@@ -14,7 +14,7 @@ Invariants:
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 from statelog.environment import current_environment
 from statelog.errors import (
@@ -36,18 +36,37 @@ from statelog.pending import Pending
 from statelog.producer.epoch import EpochClients, Grant, live_commit, open_epoch
 from statelog.schemas.ledger.fold import LedgerFold, VoidReason
 from statelog.schemas.ledger.handle import Checkpoint, Handle, next_checkpoint_id, refuse_repeats
-from statelog.schemas.ledger.inline import Inline
+from statelog.schemas.ledger.inline import Inline, InlineOutputs
 from statelog.schemas.ledger.place import Metadata, Place, check_metadata
 from statelog.schemas.ledger.records import Commit, LossRange
 from statelog.schemas.ledger.state import LastCommit
+from statelog.schemas.outputs.batch import serialize_outputs
+from statelog.schemas.outputs.output import Output
 
 T = TypeVar("T")
 
-Carried = tuple[Inline | None, bytes]
-"""Changes that a commit carries: their description in its head, and the batch."""
-NOTHING: Carried = (None, b"")
 _RESOLVE_ATTEMPTS = 3
 _AGAIN = "Open it again and resume from last_commit"
+
+
+class Cargo(NamedTuple):
+    """What a commit carries: the descriptions in its head of changes and of messages, and their batches."""
+
+    inline: Inline | None = None
+    batch: bytes = b""
+    outputs: InlineOutputs | None = None
+    output_batch: bytes = b""
+
+    @classmethod
+    def of(cls, changes: tuple[Inline, bytes] | None, outputs: Sequence[Output]) -> "Cargo":
+        """Make it of described changes, and of messages, if there are any of either."""
+        batch = serialize_outputs(outputs) if outputs else b""
+        described = InlineOutputs(len(outputs), len(batch)) if outputs else None
+        inline, changes_batch = changes or (None, b"")
+        return cls(inline, changes_batch, described, batch)
+
+
+NOTHING = Cargo()
 
 
 class _End(Enum):
@@ -64,7 +83,7 @@ class _UnderWay:
 
     commit: Commit
     handles: Sequence[Handle]
-    carried: Carried
+    carried: Cargo
     metadata: Metadata
     sent_s: float
     position: int
@@ -123,10 +142,10 @@ class Committer:
         metadata: Metadata,
         *,
         final: bool,
-        carried: Carried = NOTHING,
+        carried: Cargo = NOTHING,
         waits: bool = False,
     ) -> None:
-        """Send a Commit of handles, or of changes that its record carries. `finish` takes its outcome.
+        """Send a Commit of handles, or of what its record carries. `finish` takes its outcome.
 
         Raises CheckpointMismatch and other misuse before anything is sent, ClosedError, Fenced, Unavailable.
         """
@@ -363,9 +382,9 @@ def make_commit(
     *,
     witness: Place,
     final: bool = False,
-    carried: Carried = NOTHING,
+    carried: Cargo = NOTHING,
 ) -> Commit:
-    """Make the commit that continues `last` with these handles or carried changes; without either, progress alone.
+    """Make the commit that continues `last` with these handles, or what it carries; without either, progress alone.
 
     `witness`: the place up to which the writer has folded. Raises CheckpointMismatch, KeyGroupMismatch,
     IdentityChanged, OverlappingTasks for a wrong handle; Misuse; ValueTooLarge if no ledger record could hold it.
@@ -388,8 +407,7 @@ def make_commit(
         handles=going_on,
         witness=witness,
         final=final,
-        inline=carried[0],
-        batch=carried[1],
+        **carried._asdict(),
     )
     size_bytes, max_bytes = commit.size_bytes, grant.descriptor.record_bytes_max * 15 // 16  # With room for framing.
     if size_bytes > max_bytes:
@@ -418,7 +436,7 @@ def check_handle(grant: Grant, handle: Handle, checkpoint_id: int) -> None:
             checkpoint=checkpoint_id,
             handle_checkpoint=handle.checkpoint.id,
         )
-    strange = {entry.partition for entry in handle.entries} - set(grant.partitions)
+    strange = {entry.partition for entry in handle.listed} - set(grant.partitions)
     if strange:
         raise KeyGroupMismatch(
             "the handle holds partitions that this writer did not open", partitions=str(sorted(strange))

@@ -198,7 +198,7 @@ class TaskWriter(ChangeWriter):
             outbox, change_set = self._outbox, self._change_set
             outbox.wait(change_set.sqn, lambda: change_set.all_landed or outbox.failure is not None)
             outbox.check()
-            entries = change_set.entries(outbox)
+            entries, _ = change_set.entries(outbox)
             self._guard.become(Life.CLOSED)
         task = self._task
         return task.grant.handle(task.base, (Step(checkpoint_id=task.checkpoint_id, entries=entries),))

@@ -1,7 +1,7 @@
 """`Pipeline`: the change sets of one writer's life, from append to durable. Checkpoints wait on it.
 
-Owns the active change set, those rolled over, the unconfirmed checkpoints, and the sequence that tracks them all. Never
-opens, never commits.
+Owns the active change set, those rolled over, the unconfirmed checkpoints, and the sequence that tracks them all. The
+messages of a change set go where its changes go. Never opens, never commits.
 
 `Sequence` is one frozen, pure value: which change sets are sent, durable, in a checkpoint, committed. Change sets are
 sent, persisted and confirmed in the order of their numbers (SQN). Each boundary is the first number not there yet:
@@ -11,7 +11,7 @@ sent, persisted and confirmed in the order of their numbers (SQN). Each boundary
                          checkpoint  a whole  change set
 
 Invariants:
-- Changes are sent in the order of their appends, whether a checkpoint or a full buffer triggers it.
+- Changes are sent in the order of their appends, whether a checkpoint or a full buffer triggers it. So are messages.
 - A change set is sent once. A later checkpoint that needs it waits for the same delivery reports.
 - Uncommitted change sets stay here, so the next checkpoint includes them.
 - A number is never used twice, and no boundary ever moves back.
@@ -34,6 +34,7 @@ from statelog.schemas.arrays import about_bytes
 from statelog.schemas.changes.few import Changes, FewChanges
 from statelog.schemas.ledger.handle import Step
 from statelog.schemas.names import check_kind
+from statelog.schemas.outputs.output import Output
 
 INITIAL = 1
 
@@ -155,6 +156,11 @@ class Pipeline:
         return sum(change_set.held_changes for change_set in self._sets)
 
     @property
+    def unsent_messages(self) -> int:
+        """How many messages wait here to be sent. Callable from any thread."""
+        return sum(change_set.held_messages for change_set in [*self._sets, self._active])
+
+    @property
     def meta_bytes(self) -> int:
         """The bytes of meta records in checkpoints that no commit has confirmed."""
         return sum(step.meta_bytes for step in self.steps)
@@ -171,6 +177,11 @@ class Pipeline:
 
     # ---- appended
 
+    def hold_outputs(self, outputs: list[Output], size_bytes: int) -> None:
+        """Add messages to the active change set, to be sent with its changes."""
+        self._active.hold_outputs(outputs)
+        self._unsent_bytes += size_bytes
+
     def roll_over(self, changes: Changes | None) -> None:
         """End the active change set with these last changes; an empty one stays active. Send the waiting ones once they
         are large enough. Raises PersistFailed, Unavailable.
@@ -178,8 +189,8 @@ class Pipeline:
         self._roll_over(changes)
         if changes is not None:
             self._unsent_bytes += changes.nbytes if isinstance(changes, FewChanges) else about_bytes(changes)
-            if self._unsent_bytes >= self._ahead_bytes:
-                self.send_ahead(None)
+        if self._unsent_bytes >= self._ahead_bytes:
+            self.send_ahead(None)
 
     def send_ahead(self, changes: Changes | None) -> None:
         """Send everything, before a checkpoint asks for it; `changes` come last. Raises PersistFailed, Unavailable."""
@@ -187,7 +198,7 @@ class Pipeline:
         self._send_rolled()
         if changes is not None:
             self._active.hold(changes)
-            self._send(self._active)
+        self._send(self._active)
         self.take_reports()
         self.outbox.check()
 
@@ -214,6 +225,7 @@ class Pipeline:
     def carry(self, checkpoint_id: int) -> None:
         """Note that the commit's own record carries the one change set that is rolled over and not yet history."""
         self.outbox.meter.changes += self.unsent_changes
+        self.outbox.meter.messages += self.unsent_messages
         self.sequence = self.sequence.all_sent().all_held().durable_below(self.sequence.next)
         self._sets, self._unsent_bytes = [], 0
         self.steps.append(
@@ -251,8 +263,13 @@ class Pipeline:
 
     def step(self, pending: PendingStep) -> Step:
         """Return a durable checkpoint as handles list it."""
-        entries = tuple(entry for change_set in pending.change_sets for entry in change_set.entries(self.outbox))
-        return Step(checkpoint_id=pending.checkpoint_id, entries=entries, meta=dict(pending.meta))
+        listed = [change_set.entries(self.outbox) for change_set in pending.change_sets]
+        return Step(
+            checkpoint_id=pending.checkpoint_id,
+            entries=tuple(entry for changes, _ in listed for entry in changes),
+            meta=dict(pending.meta),
+            outputs=tuple(entry for _, outputs in listed for entry in outputs),
+        )
 
     # ---- confirmed, or not
 
@@ -292,7 +309,7 @@ class Pipeline:
         self.sequence = self.sequence.all_sent()
 
     def _send(self, change_set: ChangeSet) -> None:
-        if not change_set.is_begun:
+        if change_set.needs_copy:
             change_set.copy = self.copies.new(self.outbox.grant, change_set.sqn)
         change_set.send(self.outbox)
 

@@ -104,6 +104,7 @@ class WriterStatistics:
 
     changes            appended changes: those that were given to the client, and those that wait
     buffered_changes   of these, the ones that wait
+    messages           messages that were sent to leave with a commit, those that wait included
     change_sets        rolled over with at least one change
     chunk_bytes        the chunks that were sent: their number and sizes
     chunk_s            how long durable chunks took, from the send to Kafka's answer
@@ -128,6 +129,7 @@ class WriterStatistics:
 
     changes: int = 0
     buffered_changes: int = 0
+    messages: int = 0
     change_sets: int = 0
     chunk_bytes: Summary = Summary()
     chunk_s: Summary = Summary()

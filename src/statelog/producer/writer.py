@@ -6,12 +6,13 @@
         writer.commit(metadata={"offset": 42})
 
 - append (put, delete, append, append_batch) buffers; a full buffer is cut into chunks and sent. No promise yet.
+- send buffers a message for any topic of the cluster. It is part of the next commit, or never was.
 - commit is persist and confirm. Few changes go as one record, with their commit, while the ledger carries little.
 - persist rolls the change set over and sends it; its result is a handle, once all of it is durable. Still invisible.
 - confirm writes the commit and returns once the ledger shows it valid. From then on every reader sees all of it.
 
 Invariants:
-- Unconfirmed changes are never seen, unless a later checkpoint or a later life of this writer commits them.
+- Unconfirmed changes and messages are never seen, unless a later checkpoint or life of this writer commits them.
 - A handle holds everything since the last confirmed checkpoint, so skipping a confirm loses nothing.
 - A new Open resolves an unknown outcome before anything else is sent. If chunks beyond the commit are already sent, the
   next life resolves it. Nothing is ever sent twice.
@@ -30,13 +31,15 @@ from statelog.pending import Pending
 from statelog.producer.buffer import ChangeBuffer, MetaBuffer
 from statelog.producer.change_set import carried_of
 from statelog.producer.change_writer import ChangeWriter
-from statelog.producer.committer import NOTHING, Carried, Committer, GrantHolder, check_handle
+from statelog.producer.committer import NOTHING, Cargo, Committer, GrantHolder, check_handle
 from statelog.producer.epoch import EpochClients, open_epoch
 from statelog.producer.guard import Guard, Guarded, Life, is_refusal
 from statelog.producer.outbox import Outbox
+from statelog.producer.outputs import OutputWriter
 from statelog.producer.pipeline import INITIAL, PendingStep, Pipeline
 from statelog.producer.settings import WriterSettings, WriterStatistics
 from statelog.reading import verify_handle
+from statelog.schemas.changes.few import Changes
 from statelog.schemas.ledger.handle import Checkpoint, Handle, next_checkpoint_id
 from statelog.schemas.ledger.place import Metadata, check_metadata
 from statelog.schemas.ledger.state import LastCommit
@@ -47,7 +50,7 @@ _Finish = Callable[[Checkpoint, float, bool], LastCommit]
 _APART = "Open one in each, on disjoint partitions and under its own name"
 
 
-class Writer(GrantHolder, ChangeWriter):
+class Writer(GrantHolder, OutputWriter, ChangeWriter):
     """Appends keyed changes to a log under its own name, exactly once.
 
         >>> with Writer(log, "web") as writer:
@@ -82,6 +85,7 @@ class Writer(GrantHolder, ChangeWriter):
         self._environment = current_environment()
         self._meter = WriterStatistics()
         self._meta = MetaBuffer(log.descriptor.record_bytes_max)
+        self._take_outputs_of(log, settings)
         self._committing: Pending[LastCommit] | None = None
         try:
             self._committer = Committer(log, opened)
@@ -125,6 +129,7 @@ class Writer(GrantHolder, ChangeWriter):
             self._meter,
             changes=self._meter.changes + buffered_changes,
             buffered_changes=buffered_changes,
+            messages=self._meter.messages + len(self._outputs) + self._pipeline.unsent_messages,
             in_flight_bytes=outbox.in_flight_bytes,
             in_flight_chunks=outbox.in_flight_chunks,
             available=self.life is Life.OPEN and outbox.available,
@@ -150,11 +155,11 @@ class Writer(GrantHolder, ChangeWriter):
     def next_sequence_number(self) -> int:
         """Return the number of the next change: the exclusive end of everything appended so far.
 
-        Ends the active change set if it holds a change; else the number stays the same.
+        Ends the active change set if it holds a change or a message; else the number stays the same.
         Raises InvalidChange, PersistFailed, ClosedError.
         """
         with self._guard:
-            self._pipeline.roll_over(self._buffer.take())
+            self._pipeline.roll_over(self._take())
         return self._pipeline.sequence.next
 
     @Guarded.late_turn
@@ -222,7 +227,7 @@ class Writer(GrantHolder, ChangeWriter):
         this life has already appended, Damaged.
         """
         check_kind("handle", handle, Handle, example="what persist().result() gave, or Handle.from_bytes(data)")
-        if self._buffer.changes or not self._pipeline.is_untouched:
+        if self._buffer.changes or self._outputs or not self._pipeline.is_untouched:
             raise Misuse("a handle must be adopted before anything is appended", **self.grant.facts)
         check_handle(self.grant, handle, handle.checkpoint.id)
         verify_handle(self._log, handle.continuing(self._committer.base))
@@ -264,7 +269,7 @@ class Writer(GrantHolder, ChangeWriter):
         return self._guard.hand_over()
 
     def _has_uncommitted(self) -> bool:
-        return bool(self._buffer.changes or self._meta or not self._pipeline.is_untouched)
+        return bool(self._buffer.changes or self._outputs or self._meta or not self._pipeline.is_untouched)
 
     def _release(self) -> None:
         self._committing = None  # It refers to the writer, and would keep the clients.
@@ -287,7 +292,7 @@ class Writer(GrantHolder, ChangeWriter):
         checkpoint_id = next_checkpoint_id(checkpoint_id, last_id, writer=self.name)
         started_s = self._environment.clock()
         with self._guard:
-            step = self._pipeline.hold(checkpoint_id, self._buffer.take(), self._meta.take())
+            step = self._pipeline.hold(checkpoint_id, self._take(), self._meta.take())
             self._environment.crash("sent")
         return self._promise(step, started_s, wait)
 
@@ -305,22 +310,32 @@ class Writer(GrantHolder, ChangeWriter):
     def _carry(
         self, metadata: Metadata | None, checkpoint_id: int | None, final: bool, finish: _Finish
     ) -> Pending[LastCommit] | None:
-        """Send all appended changes with their commit, as one record. Return None if there are too many, or none."""
+        """Send all changes and messages with their commit, as one record. Return None if they are too many, or none."""
         pipeline, is_open = self._pipeline, self.life is Life.OPEN and self._committing is None
-        is_little = 0 < self._buffer.most_bytes <= self._settings.inline_bytes and not self._meta
+        size_bytes = self._buffer.most_bytes + self._outputs.size_bytes
+        is_little = 0 < size_bytes <= self._settings.inline_bytes and not self._meta
         if not (is_open and is_little and pipeline.is_untouched and self._log.history.rate.is_low):
             return None
         checkpoint_id = next_checkpoint_id(checkpoint_id, self._committer.base.id, writer=self.name)
         with self._guard:
+            outputs, size_bytes = self._outputs.take()
+            pipeline.hold_outputs(outputs, size_bytes)
             changes = self._buffer.take()
-            assert changes is not None, "a buffer with bytes has changes"
             pipeline.roll_over(changes)
-        carried = carried_of(changes, self.grant.descriptor, self.grant.value_schema.id)
+        grant = self.grant
+        inline = None if changes is None else carried_of(changes, grant.descriptor, grant.value_schema.id)
+        carried = Cargo.of(inline, outputs)
         checkpoint, seen = Checkpoint(checkpoint_id, self.grant.nonce), self.place
         sent = self._begin([], checkpoint, metadata or {}, final, finish, carried)
         if self._log.history.rate.takes_witness():
             pipeline.outbox.send_witness(seen)
         return sent
+
+    def _take(self) -> Changes | None:
+        """Empty the buffers: give the messages to the active change set, and return the changes."""
+        if self._outputs:
+            self._pipeline.hold_outputs(*self._outputs.take())
+        return self._buffer.take()
 
     def _new_outbox(self) -> Outbox:
         committer = self._committer  # Not the writer: a cycle of it and the outbox would keep closed clients.
@@ -341,7 +356,7 @@ class Writer(GrantHolder, ChangeWriter):
     def _send(self) -> None:
         """Send everything that is buffered, ahead of any checkpoint."""
         with self._guard:
-            self._pipeline.send_ahead(self._buffer.take())
+            self._pipeline.send_ahead(self._take())
 
     def _promise(self, step: PendingStep, started_s: float, wait: _Wait) -> Pending[Handle]:
         """Return the pending handle of `step` and every unconfirmed step before it."""
@@ -382,7 +397,7 @@ class Writer(GrantHolder, ChangeWriter):
         metadata: Metadata,
         final: bool,
         finish: _Finish,
-        carried: Carried = NOTHING,
+        carried: Cargo = NOTHING,
     ) -> Pending[LastCommit]:
         """Send a Commit; `finish` takes its result."""
         if self._committing is not None:

@@ -29,6 +29,7 @@ from statelog.reading.local_copy import (
     check_directory,
     copies_of_writer,
 )
+from statelog.reading.outputs import CommittedOutputs, OutputReader, check_published, outputs_between
 from statelog.reading.plan import (
     CARRIED,
     At,
@@ -89,6 +90,7 @@ __all__ = [
     "CommitFacts",
     "CommitSpan",
     "CommittedChunk",
+    "CommittedOutputs",
     "Converter",
     "Folding",
     "HeldLease",
@@ -101,6 +103,7 @@ __all__ = [
     "MemoryTail",
     "NeededRecord",
     "Needs",
+    "OutputReader",
     "Pause",
     "Plan",
     "ReadCount",
@@ -118,6 +121,7 @@ __all__ = [
     "check_directory",
     "check_manifest",
     "check_plan",
+    "check_published",
     "check_reach",
     "claims_of",
     "commit_facts",
@@ -135,6 +139,7 @@ __all__ = [
     "make_plan",
     "newer_values",
     "oldest_need",
+    "outputs_between",
     "part_of",
     "partitions_of",
     "place_at",

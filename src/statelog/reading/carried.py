@@ -10,7 +10,7 @@ Invariants:
 """
 
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import groupby
 from typing import NamedTuple
 
@@ -48,6 +48,29 @@ class CommittedChunk(NamedTuple):
     changes: pa.RecordBatch
 
 
+def ledger_values(
+    log: Log, reader: Reader, records: Iterable[LastRecord], *, stall_timeout_s: float
+) -> dict[int, bytes]:
+    """Read folded records of the ledger again. Return their values by offset.
+
+    Raises AnchorMismatch if one is missing or another one, OffsetGone, BeyondEnd, BrokerUnavailable.
+    """
+    topic, found = log.ledger_topic, dict[int, bytes]()
+    wanted = {one.offset: one for one in records}
+    for start, end in joined([(offset, offset + 1) for offset in wanted]):
+        for record in reader.read({0: OffsetRange(start, end)}, stall_timeout_s=stall_timeout_s):
+            last = wanted.get(record.offset)
+            if last is None:
+                continue
+            if LastRecord.of(record.offset, record.value) != last:
+                raise mismatch(topic, last, position=last.offset + 1)
+            found[record.offset] = record.value
+    for offset, last in wanted.items():
+        if offset not in found:
+            raise mismatch(topic, last, position=offset + 1)
+    return found
+
+
 class CarriedChanges:
     """The changes that a portion's ledger records carry, by partition: `together`, or each commit's alone."""
 
@@ -62,7 +85,8 @@ class CarriedChanges:
 
     def read(self, reader: Reader, *, stall_timeout_s: float) -> None:
         """Read all of it. Raises AnchorMismatch, CorruptChunk, OffsetGone, BeyondEnd, BrokerUnavailable."""
-        values = self._values(reader, stall_timeout_s)
+        records = (one.record for one in self._plan.carried.values())
+        values = ledger_values(self._log, reader, records, stall_timeout_s=stall_timeout_s)
         carried = self._plan.carried.items()
         for schema_id, group in groupby(carried, key=lambda one: one[1].inline.value_schema_id):
             self._take(schema_id, dict(group), values)
@@ -79,23 +103,6 @@ class CarriedChanges:
             yield from self._pieces.pop(partition)
 
     # ---- read
-
-    def _values(self, reader: Reader, stall_timeout_s: float) -> dict[int, bytes]:
-        """Read the records' values by offset, and compare their hashes."""
-        topic, found = self._log.ledger_topic, dict[int, bytes]()
-        wanted = {one.record.offset: one.record for one in self._plan.carried.values()}
-        for start, end in joined([(offset, offset + 1) for offset in wanted]):
-            for record in reader.read({0: OffsetRange(start, end)}, stall_timeout_s=stall_timeout_s):
-                last = wanted.get(record.offset)
-                if last is None:
-                    continue
-                if LastRecord.of(record.offset, record.value) != last:
-                    raise mismatch(topic, last, position=last.offset + 1)
-                found[record.offset] = record.value
-        for offset, last in wanted.items():
-            if offset not in found:
-                raise mismatch(topic, last, position=offset + 1)
-        return found
 
     def _take(self, schema_id: int, carried: Mapping[int, Carried], values: Mapping[int, bytes]) -> None:
         chunks, topic = VerifiedChunks(), self._log.ledger_topic

@@ -12,6 +12,7 @@ A retry's time runs from the last record, or from the first request after a paus
 last record, so none comes twice and none is missed.
 """
 
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
@@ -31,6 +32,8 @@ from statelog.schemas.changes.replay_plan import PartitionCheck, ReplayPlan, pla
 from statelog.schemas.ledger.handle import Handle
 from statelog.schemas.ledger.inline import CommitContents
 from statelog.schemas.ledger.place import LastRecord
+from statelog.schemas.outputs.chunk import OutputHead, decode_output_head, decode_outputs
+from statelog.schemas.outputs.output import Output
 from statelog.schemas.values.schema import ValueSchema, convert
 
 _SMALL_BYTES = 16 * 1024
@@ -40,6 +43,7 @@ _PORTION_BYTES = 16 << 20
 """The most changes of ledger records that are held at once."""
 _RETRY_S = 0.2
 T = TypeVar("T")
+H = TypeVar("H", ChunkHead, OutputHead)
 
 
 def replay(
@@ -111,7 +115,7 @@ class _Portion:
 
     def _listed(self, reader: Reader, stall_timeout_s: float) -> Iterator[CommittedChunk]:
         waiting, waiting_bytes = self._waiting, 0
-        for record, head, at, commit in _listed(reader, self._topic, self._checks, stall_timeout_s=stall_timeout_s):
+        for record, head, at, commit in _listed(reader, self._topic, self._checks, decode_head, stall_timeout_s):
             partition, _, value, _ = self.newest[record.partition] = record
             is_alone = not self._together or len(value) >= _SMALL_BYTES
             if is_alone:
@@ -145,9 +149,13 @@ class _Portion:
 
 
 def _listed(
-    reader: Reader, topic: str, checks: Mapping[int, PartitionCheck], *, stall_timeout_s: float
-) -> Iterator[tuple[Record, ChunkHead, int, int]]:
-    """Yield the chunks at listed offsets, with the result of `decode_head`, and the number of their commit.
+    reader: Reader,
+    topic: str,
+    checks: Mapping[int, PartitionCheck],
+    decode: Callable[[bytes], tuple[H, int] | None],
+    stall_timeout_s: float,
+) -> Iterator[tuple[Record, H, int, int]]:
+    """Yield the chunks at listed offsets, with the result of `decode`, and the number of their commit.
 
     A foreign record at a listed offset is skipped, and its chunk reported missing at the end.
     """
@@ -165,7 +173,7 @@ def _listed(
                 check.compare(offset, value)
                 continue
             try:
-                decoded = decode_head(value)
+                decoded = decode(value)
             except (CorruptChunk, UnknownFormat) as error:
                 raise error.restated(topic=topic, partition=partition, offset=offset) from error
             if decoded is not None:
@@ -201,12 +209,39 @@ class _WaitingChunks:
         return CommittedChunk(topic, self.partition, self.offsets[0], self.commit, self.schema_id, size_bytes, changes)
 
 
+def listed_outputs(log: Log, reader: Reader, plan: ReplayPlan, partition: int) -> Iterator[tuple[int, list[Output]]]:
+    """Yield the messages that a plan lists in a partition, chunk by chunk, with the number of their commit.
+
+    `plan`: made of handles as `Handle.of_outputs` gives them. When a chunk comes out, all earlier commits of the plan
+    are complete. Raises IncompleteChangeSet, CorruptChunk, Unreadable, UnknownFormat, OffsetGone, BeyondEnd,
+    BrokerUnavailable.
+    """
+    topic, commits = log.data_topic, deque(dict.fromkeys(one.commit for one in plan.listed[partition].values()))
+    check = PartitionCheck(topic, partition, plan)
+    for record, head, at, commit in _listed(reader, topic, {partition: check}, decode_output_head, STALL_TIMEOUT_S):
+        while commits[0] < commit:
+            check.finish_commit(commits.popleft())
+        try:
+            outputs = decode_outputs(record.value, head, at)
+        except CorruptChunk as error:
+            raise error.restated(topic=topic, partition=partition, offset=record.offset) from error
+        yield commit, outputs
+    check.finish()
+
+
 def verify_handle(log: Log, handle: Handle) -> None:
-    """Read back the change sets of a handle. Raises Damaged, such as IncompleteChangeSet, if one is missing."""
-    plan = plan_replay([CommitContents((handle,))], range(log.descriptor.partitions))
+    """Read back the change sets and the messages of a handle. Raises Damaged, such as IncompleteChangeSet, if one is
+    missing.
+    """
+    changes, outputs = (
+        plan_replay([CommitContents((one,))], range(log.descriptor.partitions)) for one in (handle, handle.of_outputs)
+    )
     with closing(log.kafka.reader(log.data_topic)) as reader:
-        for _ in replay(log, reader, plan, stall_timeout_s=STALL_TIMEOUT_S):
+        for _ in replay(log, reader, changes, stall_timeout_s=STALL_TIMEOUT_S):
             pass
+        for partition in outputs.listed:
+            for _ in listed_outputs(log, reader, outputs, partition):
+                pass
 
 
 class Converter:

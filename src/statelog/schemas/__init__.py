@@ -6,6 +6,7 @@ from statelog.schemas.ledger.handle import Handle
 from statelog.schemas.ledger.place import LogIdentity, Metadata, Place
 from statelog.schemas.ledger.records import LossRange
 from statelog.schemas.ledger.state import LastCommit
+from statelog.schemas.outputs.output import Output
 from statelog.schemas.snapshot.claims import SubscriptionCap
 from statelog.schemas.snapshot.retention import RetentionPolicy
 from statelog.schemas.topic_policy import Waiver
@@ -20,6 +21,7 @@ __all__ = [
     "LogIdentity",
     "LossRange",
     "Metadata",
+    "Output",
     "Place",
     "RetentionPolicy",
     "SubscriptionCap",

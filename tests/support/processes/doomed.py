@@ -21,6 +21,7 @@ from statelog.log import Log, Where
 from statelog.materializer.merging import BackgroundMerge
 from statelog.materializer.outcome import CompletedRound
 from statelog.materializer.round import Round, run_round
+from statelog.producer.settings import WriterSettings
 from statelog.producer.writer import Writer
 from statelog.schemas.ledger.handle import Handle
 from statelog.tables import TableSettings
@@ -31,7 +32,7 @@ from tests.support.rigs.log import UNSAFE, LogRig, settings_for, where_at
 from tests.support.samples.folds import put_all
 from tests.support.waiting import wait_for
 
-__all__ = ["MERGED", "NEVER", "merging_life", "position_of", "round_life", "table_life", "writer_life"]
+__all__ = ["MERGED", "NEVER", "merging_life", "position_of", "round_life", "sender_life", "table_life", "writer_life"]
 
 MERGED = 20
 """The commits of a `merging_life`, together with the ones before it."""
@@ -113,6 +114,21 @@ def writer_life(log: str, bootstrap: str, root: str, kept: str, point: str, time
         _adopt(made, Path(kept))
         _copy(made, Path(kept), int(end))
         made.close()
+
+
+def sender_life(
+    log: str, bootstrap: str, root: str, target: str, inline_bytes: str, point: str, times: str, end: str
+) -> None:
+    """Run one incarnation of a writer that sends a message, and counts it, with each commit."""
+    settings = WriterSettings(inline_bytes=int(inline_bytes))
+    with Log.open(log, where_at(bootstrap, root)) as opened:
+        writer = Environment(crash=_killer(point, int(times))).run(Writer, opened, "sender", settings=settings)
+        last = writer.last_commit
+        for number in range(int(last.metadata["count"]) if last else 0, int(end)):
+            writer.put(b"count", b"%d" % (number + 1))
+            writer.send(target, b"%d" % number)
+            writer.commit({"count": number + 1})
+        writer.close()
 
 
 def _adopt(writer: Writer, kept: Path) -> None:

@@ -6,6 +6,7 @@ from functools import partial
 from typing import NamedTuple
 
 from statelog.producer.change_set import carried_of
+from statelog.producer.committer import Cargo
 from statelog.schemas.avro import RecordCodec
 from statelog.schemas.changes.changes import DELETE, PUT
 from statelog.schemas.descriptor import Descriptor, HashRule
@@ -83,6 +84,19 @@ def _output() -> Output:
 def _output_handle() -> Handle:
     step = replace(_handle().steps[0], outputs=(Entry(1, 1, 2, 30, 4096, 9, 12, 0x1122334455667788, b"", (1,)),))
     return replace(_handle(), steps=(step,))
+
+
+def _output_commit() -> Commit:
+    return Commit.of(
+        epoch=1,
+        nonce=_NONCE,
+        base=Checkpoint(1, _NONCE),
+        checkpoint=Checkpoint(2, _NONCE),
+        metadata={},
+        handles=[],
+        witness=Place(3, LastRecord.of(2, ledger.encode(_commit()))),
+        **Cargo.of(None, [_output()])._asdict(),
+    )
 
 
 def _output_chunk() -> bytes:
@@ -215,6 +229,9 @@ def _examples() -> dict[str, Example]:
         "handle": Example("format-ledger", handle, handle.to_bytes(), b"", Handle.from_bytes),
         "output-handle": Example(
             "format-ledger", _output_handle(), _output_handle().to_bytes(), b"", Handle.from_bytes
+        ),
+        "output-commit": Example(
+            "format-ledger", _output_commit(), ledger.encode(_output_commit()), b"", ledger.decode
         ),
         "output-chunk": Example("format-output", [_output()], _output_chunk(), b"", outputs_in),
         "manifest": Example(

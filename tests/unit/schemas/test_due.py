@@ -260,7 +260,7 @@ def test_several_commits_of_which_one_carries_dues() -> None:
     assert records.decode(records.encode(mixed)) == mixed
 
 
-@pytest.mark.parametrize(("flags", "error"), [(0, CorruptLedger), (5, UnknownFormat), (0x8000, UnknownFormat)])
+@pytest.mark.parametrize(("flags", "error"), [(0, CorruptLedger), (9, UnknownFormat), (0x8000, UnknownFormat)])
 def test_flags_of_a_commit(flags: int, error: type[Exception]) -> None:
     """A commit of version 4 with a flag that is not known stops the reader; without any it is corrupt."""
     value = records.encode(_commit(TIMED))

@@ -16,7 +16,7 @@ Invariants:
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from itertools import chain
+from itertools import chain, takewhile
 from typing import NamedTuple
 
 from statelog.errors import AnchorMismatch, IncompleteChangeSet
@@ -25,10 +25,13 @@ from statelog.schemas.ledger.handle import Entry
 from statelog.schemas.ledger.inline import Carried, CommitContents, Inline, bitmap_of, shares_of
 from statelog.schemas.ledger.place import LastRecord
 from statelog.schemas.ledger.records import LossRange, retained_ranges
+from statelog.schemas.outputs.chunk import OutputHead
 
 _LEAST_GAP = 16
 """A gap of so many foreign offsets is skipped. Smaller gaps are read, which is faster than to seek behind them."""
 _NO_PLACES: Iterator[tuple[int, int]] = iter(())
+ListedHead = ChunkHead | OutputHead
+"""The head of a chunk that a commit lists: of changes, or of messages, which count as changes."""
 
 
 class ListedBy(NamedTuple):
@@ -238,12 +241,12 @@ class _Progress:
                 self._places = (one for one in self._places if any(start <= one[1] < end for start, end in left))
             self.next = next(self._places, None)
 
-    def takes(self, head: ChunkHead) -> bool:
+    def takes(self, head: ListedHead) -> bool:
         """Return whether this is the head of its next chunk."""
         is_next = self.next is not None and head.index == self.next[0]
         return is_next and (head.epoch, head.nonce) == self.origin[:2] and head.sqn == self.entry.sqn
 
-    def add(self, head: ChunkHead) -> tuple[int, int] | None:
+    def add(self, head: ListedHead) -> tuple[int, int] | None:
         """Take its next chunk. Return index and offset of the one after it."""
         self.changes += head.changes
         self.checksums.append(head.checksum)
@@ -258,7 +261,7 @@ class _Progress:
         return found == (self.entry.chunks, self.entry.changes, self.entry.checksum)
 
 
-def _is_all_of(entry: Entry, origin: ListedBy, head: ChunkHead) -> bool:
+def _is_all_of(entry: Entry, origin: ListedBy, head: ListedHead) -> bool:
     """Return whether this is the head of the only chunk of a change set, without a `_Progress`."""
     is_here = head.index == 0 and head.sqn == entry.sqn and (head.epoch, head.nonce) == origin[:2]
     return is_here and head.changes == entry.changes and combine_checksums((head.checksum,)) == entry.checksum
@@ -304,7 +307,7 @@ class PartitionCheck:
                 raise another_record(self._topic, self._partition, before.offset)
             self._before = None
 
-    def add(self, offset: int, head: ChunkHead) -> int:
+    def add(self, offset: int, head: ListedHead) -> int:
         """Take the chunk at a listed offset; return its commit's number. Raises IncompleteChangeSet for another."""
         single = self._single.pop(offset, None)
         if single is not None:
@@ -321,13 +324,23 @@ class PartitionCheck:
             self._sets.append(progress)
         return progress.origin.commit
 
+    def finish_commit(self, commit: int) -> None:
+        """Raise IncompleteChangeSet if a change set of this commit is incomplete, for who reads commit by commit."""
+        singles = takewhile(lambda one: self._listed[one].commit <= commit, self._single.values())
+        for progress in chain(self._sets, map(self._begun, singles)):
+            if progress.origin.commit == commit:
+                self._check_whole(progress)
+
     def finish(self) -> None:
         """Raise IncompleteChangeSet if a change set is incomplete, AnchorMismatch if the record before is missing."""
         if self._before is not None:
             raise another_record(self._topic, self._partition, self._before.offset)
         for progress in chain(self._sets, map(self._begun, self._single.values())):
-            if not progress.is_whole:
-                raise self._incomplete(progress, "chunks are missing" if progress.next else "its chunks differ")
+            self._check_whole(progress)
+
+    def _check_whole(self, progress: _Progress) -> None:
+        if not progress.is_whole:
+            raise self._incomplete(progress, "chunks are missing" if progress.next else "its chunks differ")
 
     def _begun(self, single: Entry) -> _Progress:
         return _Progress(single, self._listed[single], ())

@@ -1,12 +1,14 @@
-"""Inline changes: the changes that a small commit carries in its own ledger record.
+"""What a small commit carries in its own ledger record: changes, and messages that leave with it.
 
-`Inline` describes them in the head of the record, `Carried` says where they lie, and `CommitContents` is all that a
-commit makes history. The changes are one Arrow record batch of all partitions: the last bytes of the record. The
-record's checksum covers them. Readers compare the record's hash with the folded one.
+`InlineHead` describes both in the head of the record, `Inline` the changes. `Carried` says where those lie, and
+`CommitContents` is all that a commit gives readers of changes. The changes are one Arrow record batch of all
+partitions, the messages another behind it: the last bytes of the record. The record's checksum covers them. Readers
+compare the record's hash with the folded one.
 
 Invariants:
-- A decoded commit has the description only. The batch stays in the record until replay reads it.
-- The batch begins at a multiple of 8 bytes, as Arrow requires.
+- A decoded commit has the description only. The batches stay in the record until somebody reads them.
+- A batch begins at a multiple of 8 bytes, as Arrow requires.
+- What an older program must not overlook is a flag, and makes the commit one of a newer version.
 """
 
 import struct
@@ -21,8 +23,12 @@ from statelog.schemas.ledger.place import LastRecord
 
 _HEAD = struct.Struct("<iIIIHHHH")
 """Schema id, changes, bytes of body and of batch, first and last key group, bytes of bitmap, flags."""
+_OUTPUTS = struct.Struct("<II")
+"""Messages, bytes of their batch."""
 _HAS_DUE = 1
-_FLAGS = _HAS_DUE
+_CARRIES_OUTPUTS = 2
+_LISTS_OUTPUTS = 4
+_FLAGS = _HAS_DUE | _CARRIES_OUTPUTS | _LISTS_OUTPUTS
 _ALIGNMENT = 8
 _MOST_BITMAP = MAX_KEY_GROUPS // 8
 
@@ -42,61 +48,99 @@ class Inline(NamedTuple):
     partitions: int
     has_due: bool = False
 
-    @property
-    def flags(self) -> int:
-        """What an older program must not overlook, as bits. Without any, the commit is of an older version."""
-        return _HAS_DUE * self.has_due
-
     def touches(self, partitions: int) -> bool:
         """Return whether it has a change of one of these partitions (a bitmap)."""
         return self.partitions & partitions != 0
 
     @property
-    def head_bytes(self) -> int:
-        """How many bytes `pack` gives."""
-        return _HEAD.size + self._bitmap_bytes
+    def bitmap(self) -> bytes:
+        """The partitions as bytes, without zeros at the end."""
+        return self.partitions.to_bytes(-(-self.partitions.bit_length() // 8), "little")
+
+    def check(self) -> None:
+        """Raise Corrupt if its numbers are impossible for changes."""
+        is_range = self.first_key_group <= self.last_key_group
+        if not (self.changes and self.partitions and self.size_bytes and is_range and self.value_schema_id >= 0):
+            raise Corrupt("a commit's changes have impossible numbers", changes=self.changes)
+
+
+_NO_CHANGES = Inline(0, 0, 0, 0, 0, 0)
+
+
+class InlineOutputs(NamedTuple):
+    """The description of the messages that a commit carries: how many, in a batch of `size_bytes`."""
+
+    messages: int
+    size_bytes: int
+
+
+class InlineHead(NamedTuple):
+    """The description of the changes and of the messages that a commit carries; None if it carries none.
+
+    `lists_outputs`: whether its handles list messages, which older programs would drop.
+    """
+
+    inline: Inline | None = None
+    outputs: InlineOutputs | None = None
+    lists_outputs: bool = False
 
     @property
-    def _bitmap_bytes(self) -> int:
-        return -(-self.partitions.bit_length() // 8)
+    def flags(self) -> int:
+        """What an older program must not overlook, as bits. Without any, the commit is of an older version."""
+        has_due = self.inline is not None and self.inline.has_due
+        return _HAS_DUE * has_due | _CARRIES_OUTPUTS * (self.outputs is not None) | _LISTS_OUTPUTS * self.lists_outputs
+
+    @property
+    def head_bytes(self) -> int:
+        """How many bytes `pack` gives."""
+        bitmap = self.inline.bitmap if self.inline else b""
+        return _HEAD.size + len(bitmap) + _OUTPUTS.size * (self.outputs is not None)
 
     def pack(self, body: bytes) -> bytes:
         """Encode it as in a record, in front of the body."""
-        bitmap = self.partitions.to_bytes(self._bitmap_bytes, "little")
-        head = _HEAD.pack(
-            self.value_schema_id,
-            self.changes,
-            len(body),
-            self.size_bytes,
-            self.first_key_group,
-            self.last_key_group,
-            len(bitmap),
-            self.flags,
-        )
-        return head + bitmap
+        schema_id, changes, size_bytes, first, last, _, _ = inline = self.inline or _NO_CHANGES
+        bitmap = inline.bitmap
+        head = _HEAD.pack(schema_id, changes, len(body), size_bytes, first, last, len(bitmap), self.flags)
+        return b"".join((head, bitmap, _OUTPUTS.pack(*self.outputs) if self.outputs else b""))
+
+    def batch_starts(self, body_end: int) -> tuple[int, int, int]:
+        """Return where the changes and the messages begin, and where they end, behind a body that ends there."""
+        starts, end = list[int](), body_end
+        for one in (self.inline, self.outputs):
+            starts.append(end + padding(end))
+            end = starts[-1] + one.size_bytes if one else end
+        return starts[0], starts[1], end
 
     @classmethod
-    def unpack(cls, data: bytes, at: int, *, is_flagged: bool = False) -> "tuple[Inline, int, int]":
+    def unpack(cls, data: bytes, at: int, *, is_flagged: bool = False) -> "tuple[InlineHead, int, int]":
         """Decode it at an offset. Return it with the start and the end of the body.
 
         `is_flagged`: whether the commit is of the version with flags. Raises Corrupt, UnknownFormat, struct.error.
         """
         schema_id, changes, body_bytes, size_bytes, first, last, bitmap_bytes, flags = _HEAD.unpack_from(data, at)
-        if is_flagged and flags & ~_FLAGS:
+        flags = flags if is_flagged else 0
+        if flags & ~_FLAGS:
             raise UnknownFormat("a commit carries what this program does not know", flags=flags, known=_FLAGS)
         if is_flagged and not flags:
             raise Corrupt("a commit has none of the flags that its version is for")
         start = at + _HEAD.size + bitmap_bytes
         partitions = int.from_bytes(data[at + _HEAD.size : start], "little")
-        end = start + body_bytes
-        if end + -end % _ALIGNMENT + size_bytes != len(data) or bitmap_bytes > _MOST_BITMAP:
-            raise Corrupt("a commit's size differs from its head", size_bytes=len(data))
-        if not changes or not partitions or not size_bytes or first > last or schema_id < 0:
-            raise Corrupt("a commit's changes have impossible numbers", changes=changes)
-        has_due = is_flagged and bool(flags & _HAS_DUE)
-        found = cls(schema_id, changes, size_bytes, first, last, partitions, has_due)
-        if found._bitmap_bytes != bitmap_bytes:
+        inline = Inline(schema_id, changes, size_bytes, first, last, partitions, bool(flags & _HAS_DUE))
+        if bitmap_bytes > _MOST_BITMAP or len(inline.bitmap) != bitmap_bytes:
             raise Corrupt("a commit's bitmap of partitions ends with zeros", size_bytes=bitmap_bytes)
+        outputs: InlineOutputs | None = None
+        if flags & _CARRIES_OUTPUTS:
+            outputs = InlineOutputs(*_OUTPUTS.unpack_from(data, start))
+            start += _OUTPUTS.size
+            if not outputs.messages or not outputs.size_bytes:
+                raise Corrupt("a commit's messages have impossible numbers", messages=outputs.messages)
+        is_without = inline == _NO_CHANGES and flags & ~_HAS_DUE
+        if not is_without:
+            inline.check()
+        found = cls(None if is_without else inline, outputs, bool(flags & _LISTS_OUTPUTS))
+        end = start + body_bytes
+        if found.batch_starts(end)[-1] != len(data):
+            raise Corrupt("a commit's size differs from its head", size_bytes=len(data))
         return found, start, end
 
 

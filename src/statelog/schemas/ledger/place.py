@@ -12,6 +12,7 @@ Invariants:
 
 import math
 import re
+import struct
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any, NamedTuple, cast
@@ -19,9 +20,11 @@ from typing import Any, NamedTuple, cast
 import xxhash
 
 from statelog.errors import Corrupt, InvalidMetadata
+from statelog.schemas.avro import blob, block, long_bytes
 
 _AS_TOOLS_PRINT = str.maketrans("+/", "-_")
 _HASH = re.compile("[0-9a-f]{16}")
+_FRACTION = struct.Struct("<d")
 
 
 def shown_id(found: str) -> str:
@@ -134,6 +137,24 @@ def _is_taken(value: object) -> bool:
             return has_utf8(value)
         case _:
             return False
+
+
+def metadata_bytes(metadata: Metadata) -> bytes:
+    """Encode checked metadata as the map that a commit has."""
+    return block([blob(name.encode()) + _value_bytes(value) for name, value in metadata.items()])
+
+
+def _value_bytes(value: str | float | bool) -> bytes:
+    """Encode a member of the union: the index of its type, and the value."""
+    match value:
+        case str():
+            return b"\0" + blob(value.encode())
+        case bool():
+            return b"\6" + bytes((value,))
+        case int():
+            return b"\2" + long_bytes(value)
+        case float():
+            return b"\4" + _FRACTION.pack(value)
 
 
 def has_utf8(text: str) -> bool:

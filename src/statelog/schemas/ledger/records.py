@@ -1,7 +1,7 @@
 """Ledger records: Mark, Open, Commit, Commits, AcceptLoss and Restart as values, and their bytes.
 
 A record is a 16-byte prefix (magic, version, kind, checksum) and an Avro body. A Commit also has a fixed head before
-the body, and a small one inline changes behind it. The head holds all that validity needs, so a fold of a million
+the body, and a small one changes and messages behind it. The head holds all that validity needs, so a fold of a million
 commits decodes no Avro.
 
 Invariants:
@@ -21,11 +21,11 @@ from typing import Any, NamedTuple, cast
 import xxhash
 
 from statelog.errors import ConfigError, Corrupt, CorruptLedger, Misuse, UnknownFormat
-from statelog.schemas.avro import RecordCodec, blob, block, datum_of, long_bytes
+from statelog.schemas.avro import RecordCodec, blob, block, datum_of
 from statelog.schemas.key_groups import MAX_KEY_GROUPS
 from statelog.schemas.ledger.handle import Checkpoint, Entry, Handle
-from statelog.schemas.ledger.inline import Inline, padding
-from statelog.schemas.ledger.place import ORIGIN, LogIdentity, Metadata, Place
+from statelog.schemas.ledger.inline import Inline, InlineHead, InlineOutputs, padding
+from statelog.schemas.ledger.place import ORIGIN, LogIdentity, Metadata, Place, metadata_bytes
 from statelog.schemas.names import check_name
 
 _MAGIC = b"SLLG"
@@ -34,17 +34,17 @@ _LINKED = 2
 _INLINE = 3
 """The version of a Commit with inline changes."""
 _FLAGGED = 4
-"""The version of a Commit whose inline changes have flags. Several Commits with such a one have version 2."""
+"""The version of a Commit with dues or messages. A record of several Commits with such a one has version 2."""
 _PREFIX = struct.Struct("<4sBB2xQ")  # magic, version, kind, padding, xxh3-64 of all the rest
 _HEAD = struct.Struct("<q16sq16sq16sBxxxI")  # epoch, nonce, base id and nonce, checkpoint id and nonce, flags, extents
 _WITNESS = struct.Struct("<qqQ")  # position, offset and hash of the record below it
 _EXTENT = struct.Struct("<Iqq")
 _ITEM = struct.Struct("<IB3x")  # bytes of a commit's payload, its version
-_FRACTION = struct.Struct("<d")
 _FINAL = 1
 _HAS_META = 2
 _MOST_EXTENTS = MAX_KEY_GROUPS  # One per partition; a log has at most as many partitions as key groups.
 _MOST_OPEN_BYTES = 1 << 20  # Twice what the longest names and all partitions need.
+_NOTHING_INLINE = InlineHead()
 _OPENS = RecordCodec("open", earlier=["open-1"])
 _BODIES = RecordCodec("commit")
 _LOSSES = RecordCodec("accept_loss")
@@ -118,8 +118,9 @@ class Commit:
     `packed_extents`, `packed_witness`: as bytes, because a plan holds many commits and the garbage collector visits
     every object.
     `body`: undecoded Avro; see `read_body`.
-    `inline`: describes the changes inside the commit's own record, or None.
-    `batch`: these changes, to be written. Empty in a commit that was read.
+    `inline`, `outputs`: describe the changes and the messages inside the commit's own record, or None.
+    `batch`, `output_batch`: these, to be written. Empty in a commit that was read.
+    `lists_outputs`: whether its handles list messages. Extents span those, too.
     """
 
     epoch: int
@@ -132,23 +133,44 @@ class Commit:
     has_meta: bool = False
     body: bytes = field(default=b"", repr=False)
     inline: Inline | None = None
+    outputs: InlineOutputs | None = None
+    lists_outputs: bool = False
     batch: bytes = field(default=b"", repr=False, compare=False)
+    output_batch: bytes = field(default=b"", repr=False, compare=False)
     start: int = field(default=_PREFIX.size, repr=False, compare=False)
     """The offset of its payload inside its record, which may hold other commits before it."""
 
     @property
     def size_bytes(self) -> int:
         """The size of its record."""
-        if self.inline is None:
+        if self.inline_head == _NOTHING_INLINE:
             return self._head_bytes + len(self.body)
-        return self.batch_start + self.inline.size_bytes - self.start + _PREFIX.size
+        return self._batch_starts[-1] - self.start + _PREFIX.size
+
+    @property
+    def has_outputs(self) -> bool:
+        """Whether messages leave with it."""
+        return self.outputs is not None or self.lists_outputs
 
     @property
     def batch_start(self) -> int:
         """The offset of its inline changes inside its record."""
-        assert self.inline is not None, "the commit has no inline changes"
-        size = self.start - _PREFIX.size + self._head_bytes + self.inline.head_bytes + len(self.body)
-        return size + padding(size)
+        return self._batch_starts[0]
+
+    @property
+    def output_start(self) -> int:
+        """The offset of its inline messages inside its record."""
+        return self._batch_starts[1]
+
+    @property
+    def inline_head(self) -> InlineHead:
+        """The description of all that its record carries."""
+        return InlineHead(self.inline, self.outputs, self.lists_outputs)
+
+    @property
+    def _batch_starts(self) -> tuple[int, int, int]:
+        head = self.inline_head
+        return head.batch_starts(self.start - _PREFIX.size + self._head_bytes + head.head_bytes + len(self.body))
 
     @property
     def _head_bytes(self) -> int:
@@ -180,20 +202,25 @@ class Commit:
         final: bool = False,
         inline: Inline | None = None,
         batch: bytes = b"",
+        outputs: InlineOutputs | None = None,
+        output_batch: bytes = b"",
     ) -> "Commit":
-        """Make the commit of `handles` and of its inline changes. The head is derived from them."""
+        """Make the commit of `handles` and of what its record carries. The head is derived from them."""
         return cls(
             epoch=epoch,
             nonce=nonce,
             base=base,
             checkpoint=checkpoint,
-            packed_extents=pack_extents(_extents(entry for handle in handles for entry in handle.entries)),
+            packed_extents=pack_extents(_extents(entry for handle in handles for entry in handle.listed)),
             packed_witness=_packed(witness),
             final=final,
             has_meta=any(step.meta for handle in handles for step in handle.steps),
             body=_body_bytes(metadata, handles),
             inline=inline,
+            outputs=outputs,
+            lists_outputs=any(handle.outputs for handle in handles),
             batch=batch,
+            output_batch=output_batch,
         )
 
     def read_body(self) -> CommitBody:
@@ -203,9 +230,11 @@ class Commit:
             handles = tuple(Handle.from_record(record) for record in datum["handles"])
         except Corrupt as error:
             raise CorruptLedger(f"a commit's body does not decode: {error}", epoch=self.epoch) from error
-        entries = [entry for handle in handles for step in handle.steps for entry in step.entries]
+        entries = (entry for handle in handles for entry in handle.listed)
         has_meta = any(step.meta for handle in handles for step in handle.steps)
-        if _extents(entries) != self.extents or has_meta != self.has_meta:
+        lists_outputs = any(handle.outputs for handle in handles)
+        found = _extents(entries), has_meta, lists_outputs
+        if found != (self.extents, self.has_meta, self.lists_outputs):
             raise CorruptLedger("a commit's head and body differ", epoch=self.epoch, checkpoint=self.checkpoint.id)
         return CommitBody(metadata=datum["metadata"], handles=handles)
 
@@ -302,21 +331,7 @@ def _extents(entries: Iterable[Entry]) -> list[Extent]:
 
 def _body_bytes(metadata: Metadata, handles: Iterable[Handle]) -> bytes:
     """Encode metadata and handles in the order of the schema."""
-    named = [blob(name.encode()) + _value_bytes(value) for name, value in metadata.items()]
-    return b"".join((_BODIES.prefix, block(named), block([blob(handle.to_record()) for handle in handles])))
-
-
-def _value_bytes(value: str | float | bool) -> bytes:
-    """Encode a member of the union: the index of its type, and the value."""
-    match value:
-        case str():
-            return b"\0" + blob(value.encode())
-        case bool():
-            return b"\6" + bytes((value,))
-        case int():
-            return b"\2" + long_bytes(value)
-        case float():
-            return b"\4" + _FRACTION.pack(value)
+    return b"".join((_BODIES.prefix, metadata_bytes(metadata), block([blob(handle.to_record()) for handle in handles])))
 
 
 def encode(record: LedgerRecord) -> bytes:
@@ -349,11 +364,15 @@ def _commit_payload(commit: Commit) -> tuple[int, bytes]:
     ids, flags = (*commit.base, *commit.checkpoint), _FINAL * commit.final | _HAS_META * commit.has_meta
     head = _HEAD.pack(commit.epoch, commit.nonce, *ids, flags, len(commit.packed_extents) // _EXTENT.size)
     payload = b"".join((head, commit.packed_witness, commit.packed_extents))
-    if commit.inline is None:
+    inline = commit.inline_head
+    if inline == _NOTHING_INLINE:
         return _LINKED, payload + commit.body
-    payload += commit.inline.pack(commit.body) + commit.body
-    version = _FLAGGED if commit.inline.flags else _INLINE
-    return version, b"".join((payload, bytes(padding(len(payload))), commit.batch))
+    parts = [payload, inline.pack(commit.body), commit.body]
+    size = sum(map(len, parts))
+    for batch in filter(None, (commit.batch, commit.output_batch)):
+        parts += bytes(padding(size)), batch
+        size += padding(size) + len(batch)
+    return _FLAGGED if inline.flags else _INLINE, b"".join(parts)
 
 
 def decode(value: bytes) -> LedgerRecord | None:
@@ -424,9 +443,9 @@ def _decode_commit(payload: bytes, *, version: int = _LINKED, start: int = _PREF
     end = extents + count * _EXTENT.size
     if count > _MOST_EXTENTS or end > len(payload):
         raise Corrupt("a commit's head names more extents than it holds", extents=count)
-    inline, body, body_end = None, end, len(payload)
+    found, body, body_end = _NOTHING_INLINE, end, len(payload)
     if version >= _INLINE:
-        inline, body, body_end = Inline.unpack(payload, end, is_flagged=version >= _FLAGGED)
+        found, body, body_end = InlineHead.unpack(payload, end, is_flagged=version >= _FLAGGED)
     return Commit(
         epoch=epoch,
         nonce=nonce,
@@ -437,7 +456,9 @@ def _decode_commit(payload: bytes, *, version: int = _LINKED, start: int = _PREF
         final=bool(flags & _FINAL),
         has_meta=bool(flags & _HAS_META),
         body=payload[body:body_end],
-        inline=inline,
+        inline=found.inline,
+        outputs=found.outputs,
+        lists_outputs=found.lists_outputs,
         start=start,
     )
 

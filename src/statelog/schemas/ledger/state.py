@@ -7,7 +7,8 @@ Invariants:
 - Rows are sorted, so equal states have equal bytes.
 - It holds all that the fold needs at `position`: a fold that starts here decides as one that started at 0.
 - A copy takes over checkpoints, metadata and meta records, so that writers continue their last checkpoint and their
-  source. It drops epochs, offsets and accepted losses, which belong to one ledger.
+  source. It drops epochs, offsets and accepted losses, and what is known of published messages: they belong to one
+  ledger.
 - In a copy no commit of a copied writer and no epoch lies above the Restart right below the position.
 """
 
@@ -22,7 +23,7 @@ from statelog.schemas.avro import datum_of
 from statelog.schemas.ledger.handle import NO_CHECKPOINT, Checkpoint
 from statelog.schemas.ledger.place import LogIdentity, Metadata, Place
 from statelog.schemas.ledger.records import LossRange
-from statelog.schemas.names import COPIER
+from statelog.schemas.names import COPIER, SENDER
 
 NO_EPOCH = -1
 _NO_METADATA: Metadata = {}
@@ -185,6 +186,6 @@ def copied_state(state: LedgerState, origin: Origin, position: int, nonce: bytes
     return LedgerState(
         position=position,
         writers=tuple(one._replace(commit_offset=position - 1) for one in rows),
-        meta=state.meta,
+        meta=tuple(one for one in state.meta if one.key != SENDER),
         restarted=position - 1,
     )

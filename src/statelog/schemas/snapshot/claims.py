@@ -25,6 +25,8 @@ from statelog.schemas.ledger.place import LastRecord, LogIdentity, Place, has_ut
 from statelog.schemas.ledger.state import LedgerState
 from statelog.schemas.names import check_kind, check_name, lease_path, subscription_path, subscription_slot
 
+OUTPUTS, PUBLISHED = "outputs.", "everything is published"
+"""How the readers of tables' outputs are named, before the writer, and the end of one that needs nothing more."""
 AS_ITS_FILE_S = 253_402_300_799.0
 """A lease's `created_s` until its reader knows the store's time: the end of the year 9999."""
 
