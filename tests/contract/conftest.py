@@ -145,7 +145,7 @@ def kafka_world(request: pytest.FixtureRequest) -> Iterator[World]:
     yield made
     made.kafka.close()
     if "measured" in str(request.param):
-        assert {one.operation for one in told.requests} <= {*dir(Kafka), "send", "read", "follow"}
+        assert {one.operation for one in told.requests} <= {*dir(Kafka), "send", "send_outputs", "read", "follow"}
         assert {(one.log, one.port) for one in told.requests} == {("log", "kafka")}
 
 

@@ -10,14 +10,16 @@ from dataclasses import dataclass
 
 import pytest
 
-from statelog.errors import AlreadyExists, BrokerUnavailable
+from statelog.errors import AlreadyExists, BrokerUnavailable, Fenced, OutcomeUnknown
 from statelog.kafka.client import ConfluentKafka
 from statelog.kafka.config import client_config
 from statelog.kafka.port import Delivery, DeliveryStatus, Kafka, OffsetRange, TopicSpec
 from statelog.kafka.positions import HighWater, Listed
+from statelog.schemas.outputs.output import Output
 from statelog.testing.cluster import MemoryCluster
 from statelog.testing.faults import HALF, LOST, TRUE, UNAVAILABLE, Answer, Call
 from statelog.testing.kafka import MemoryKafka
+from tests.support.rigs.kafka import read_committed
 from tests.support.services.faulty_broker import FaultyBroker
 from tests.support.services.tcp_proxy import Deed
 
@@ -28,6 +30,8 @@ _APIS = {
     "cluster_id": "describe_cluster", "describe_topic": "describe_configs", "create_topic": "create_topics",
     "delete_topic": "delete_topics", "offsets": "list_offsets", "delete_records": "delete_records",
     "publish_offset": "offset_commit", "published": "offset_fetch",
+    "init_transactions": "init_producer_id", "flush": "produce", "send_offsets": "txn_offset_commit",
+    "commit_transaction": "end_txn",
 }  # fmt: skip
 
 
@@ -40,6 +44,8 @@ class Bad:
     fail_after: Callable[[str, int], None]
     halve: Callable[[int], None]
     mend: Callable[[], None]
+    committed: Callable[[str], list[Output]]
+    """A function that reads the first partition with `read_committed`."""
 
 
 class _Hook:
@@ -61,12 +67,14 @@ def bad(request: pytest.FixtureRequest) -> Iterator[Bad]:
     """Yield each implementation in turn."""
     if request.param == "memory":
         hook = _Hook()
+        cluster = MemoryCluster(questions=hook)
         yield Bad(
-            kafka=MemoryKafka(cluster=MemoryCluster(questions=hook)),
+            kafka=MemoryKafka(cluster=cluster),
             fail_before=lambda method, count: hook.set(method, UNAVAILABLE, count),
             fail_after=lambda method, count: hook.set(method, LOST, count),
             halve=lambda count: hook.set("offsets", HALF, count),
             mend=lambda: hook.set("", TRUE, 0),
+            committed=lambda topic: cluster.outputs(topic, 0),
         )
         return
     faulty: FaultyBroker = request.getfixturevalue("faulty_broker")
@@ -79,6 +87,7 @@ def bad(request: pytest.FixtureRequest) -> Iterator[Bad]:
         fail_after=lambda method, count: faulty.proxy.on(_APIS[method], Deed.LOSE, count=count),
         halve=lambda count: faulty.proxy.on("list_offsets", Deed.RESET, count=count),
         mend=faulty.proxy.reset,
+        committed=lambda topic: read_committed(faulty.direct, topic, 0),
     )
     kafka.close()
 
@@ -158,6 +167,33 @@ def test_a_creation_whose_answer_is_lost_is_told(bad: Bad, when: str) -> None:
             assert when == "after"
     assert bad.kafka.offsets(name, [0]) == {0: OffsetRange(0, 0)}
     bad.kafka.delete_topic(name)
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+@pytest.mark.parametrize("step", ["init_transactions", "published", "flush", "send_offsets", "commit_transaction"])
+def test_a_transaction_is_there_once(bad: Bad, topic: str, step: str, when: str) -> None:
+    """Every record is there once if a producer goes on at the stored offset, whichever request failed."""
+    name, has_failed = f"outputs-{uuid.uuid4().hex[:12]}", False
+    for _ in range(10):
+        producer = bad.kafka.output_producer(name, topic)
+        try:
+            for number in range(max(producer.start().offset, 0) + 1, 4):
+                if number == 2 and not has_failed:
+                    has_failed = True
+                    (bad.fail_before if when == "before" else bad.fail_after)(step, 1)
+                    if step in ("init_transactions", "published"):
+                        break
+                producer.begin()
+                producer.send(Output(topic, b"%d" % number, partition=0))
+                producer.commit(number)
+            else:
+                break
+        except (BrokerUnavailable, Fenced, OutcomeUnknown):
+            continue
+        finally:
+            producer.close()
+    bad.mend()
+    assert [record.value for record in bad.committed(topic)] == [b"1", b"2", b"3"]
 
 
 @pytest.mark.broker

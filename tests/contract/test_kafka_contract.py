@@ -13,7 +13,7 @@ from statelog.errors import (
     ClosedError,
     NotFound,
 )
-from statelog.kafka.port import Kafka, OffsetRange
+from statelog.kafka.port import GroupOffset, Kafka, OffsetRange
 from tests.support.rigs.kafka import World, numbered, read_all, spec_of, write_all
 
 
@@ -100,11 +100,11 @@ class TestTopics:
         kafka_world.kafka.publish_offset(group, topic, 1, 0)
         kafka_world.kafka.publish_offset(group, topic, 1, 7)
         assert kafka_world.published(group, topic, 1) == 7
-        assert kafka_world.kafka.published(group, topic, 1) == ""
+        assert kafka_world.kafka.published(group, topic, 1) == GroupOffset(7)
         kafka_world.kafka.publish_offset(group, topic, 1, 8, '{"root":"file:///ä"}')
-        assert kafka_world.another().published(group, topic, 1) == '{"root":"file:///ä"}'
-        assert kafka_world.kafka.published(group, topic, 0) == ""
-        assert kafka_world.kafka.published(f"{group}-of-nobody", topic, 1) == ""
+        assert kafka_world.another().published(group, topic, 1) == GroupOffset(8, '{"root":"file:///ä"}')
+        assert kafka_world.kafka.published(group, topic, 0) == GroupOffset()
+        assert kafka_world.kafka.published(f"{group}-of-nobody", topic, 1) == GroupOffset()
 
 
 class TestTruncation:

@@ -216,7 +216,7 @@ def test_two_rounds_that_slept_are_no_copy(tmp_path: Path) -> None:
     places.round("root")
     log = places.open("root")
     group, path = "statelog.log.materializer", MANIFESTS.path(1)
-    late, first = places.kafka.published(group, "log.ledger", 0), log.store.read(path)
+    late, first = places.kafka.published(group, "log.ledger", 0).text, log.store.read(path)
     for _ in range(3):
         places.round("root")
     assert log.manifests.numbers() == [3, 4]
@@ -246,7 +246,7 @@ def test_a_publication_above_our_own_manifest_is_compared_with_the_one_that_is_t
             return
         Environment().run(places.round, "root")
         if not is_ours:
-            found = Publication.from_text(places.kafka.published(group, "log.ledger", 0))
+            found = Publication.from_text(places.kafka.published(group, "log.ledger", 0).text)
             assert found is not None
             other = Publication(found.ledger, found.number, bytes(16).hex(), found.url)
             places.kafka.publish_offset(group, "log.ledger", 0, 0, other.to_text())

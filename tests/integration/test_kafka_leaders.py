@@ -41,7 +41,7 @@ def moved_coordinator() -> None:
         library.rd_kafka_mock_push_request_errors_array(
             cluster, ctypes.c_int16(_OFFSET_FETCH), ctypes.c_size_t(_ANSWERS), errors
         )
-        sys.stdout.write(kafka.published("group", "topic", 0))
+        sys.stdout.write(kafka.published("group", "topic", 0).text)
 
 
 @contextmanager

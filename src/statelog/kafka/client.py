@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import closing
 from copy import copy
 from functools import partial
+from typing import Any
 
 from confluent_kafka import (
     Consumer,
@@ -32,7 +33,8 @@ from statelog.kafka.config import ClientConfig, consumer_properties
 from statelog.kafka.errors import client_error
 from statelog.kafka.follower import ConfluentFollower
 from statelog.kafka.native import Refused, kafka_error, make_client, native
-from statelog.kafka.port import OffsetRange, TopicDescription, TopicSpec
+from statelog.kafka.outputs import ConfluentOutputProducer
+from statelog.kafka.port import GroupOffset, OffsetRange, TopicDescription, TopicSpec
 from statelog.kafka.positions import HighWater, Listed, ask_offsets, known_id
 from statelog.kafka.producer import ConfluentProducer
 from statelog.kafka.reader import ConfluentReader, IdleConsumers
@@ -51,7 +53,10 @@ _LONGER_S = 600.0
 """How much longer a request to a group may take than we wait: the client is closed by then."""
 _LOOK_S = 0.5
 """How long one request to a group's coordinator may take, before the consumer's own error is read."""
-_LOADING = frozenset({"COORDINATOR_LOAD_IN_PROGRESS", "COORDINATOR_NOT_AVAILABLE", "NOT_COORDINATOR", "_TIMED_OUT"})
+_LOADING = frozenset({
+    "COORDINATOR_LOAD_IN_PROGRESS", "COORDINATOR_NOT_AVAILABLE", "NOT_COORDINATOR", "_TIMED_OUT",
+    "UNSTABLE_OFFSET_COMMIT",
+})  # fmt: skip
 """Transient errors of a group."""
 _REFUSED = frozenset({"GROUP_AUTHORIZATION_FAILED", "TOPIC_AUTHORIZATION_FAILED"})
 _SEEN: dict[str, HighWater] = {}
@@ -287,18 +292,23 @@ class ConfluentKafka:
                 lambda: session.ask(commit)[0][group].topic_partitions or [], doing, group, topic, partition
             )
 
-    def published(self, group: str, topic: str, partition: int) -> str:
-        """Return the text of the group's offset; empty if there is none. Raises BrokerUnavailable."""
+    def published(self, group: str, topic: str, partition: int) -> GroupOffset:
+        """Return the group's offset and text, when no transaction is about to change it. Raises BrokerUnavailable."""
+        return self.stored(group, topic, partition)[0]
+
+    def stored(self, group: str, topic: str, partition: int) -> tuple[GroupOffset, Any]:
+        """Return the same, and the client's name of the group, for a transaction. Raises BrokerUnavailable."""
         self._admin.guard.check()
         # A consumer that joins no group: after a coordinator moved, librdkafka's admin client kills the process.
-        properties = {**consumer_properties(self._config), "group.id": group}
+        # With this isolation the coordinator answers once no transaction is about to change the offset.
+        properties = {**consumer_properties(self._config), "group.id": group, "isolation.level": "read_committed"}
         consumer = make_client(Consumer, "a consumer", properties, self._config, deque(maxlen=4))
         try:
             ask = partial(self._committed, consumer, TopicPartition(topic, partition))
-            places = self._ask_group(ask, "asking for a group offset", group, topic, partition)
+            (place,) = self._ask_group(ask, "asking for a group offset", group, topic, partition)
+            return GroupOffset(max(place.offset, -1), place.metadata or ""), native(consumer.consumer_group_metadata)
         finally:
             native(consumer.close)
-        return "".join(place.metadata or "" for place in places)
 
     def _committed(self, consumer: Consumer, place: TopicPartition) -> list[TopicPartition]:
         """Ask the group's coordinator for a partition's offset, once. Raises Refused."""
@@ -332,6 +342,13 @@ class ConfluentKafka:
         """Make an idempotent producer. It shares a client, and so a producer id, with others of the process."""
         self._admin.guard.check()
         return ConfluentProducer(self._config, self._seen, lambda: not self._admin.guard.is_closed)
+
+    def output_producer(self, name: str, topic: str, *, is_transactional: bool = True) -> ConfluentOutputProducer:
+        """Make an output producer. It has a client of its own, from its start on."""
+        self._admin.guard.check()
+        return ConfluentOutputProducer(
+            self._config, name, topic, self, is_transactional=is_transactional, timeout_s=self._timeout_s
+        )
 
     def reader(self, topic: str) -> ConfluentReader:
         """Make a reader of one topic."""

@@ -48,7 +48,7 @@ _REFUSED = {
     ), "statelog sets it, because the guarantees of the log rely on it"),
     **dict.fromkeys((
         "group.id", "group.instance.id", "transactional.id", "transaction.timeout.ms", "partition.assignment.strategy",
-    ), "statelog names its own groups and uses no transactions"),
+    ), "statelog names its own groups and transactions"),
     **dict.fromkeys((
         "message.max.bytes", "max.message.bytes", "receive.message.max.bytes", "message.copy.max.bytes",
     ), "statelog sets it to fit the size of its chunks"),
@@ -92,6 +92,19 @@ _PRODUCER = {
     # A missing topic counts as missing after this time, not after half a minute.
     "topic.metadata.propagation.max.ms": "10000",
     "queue.buffering.max.kbytes": str(256 << 10),
+}
+_TRANSACTION_MS = 60_000
+"""After this time the brokers abort the transaction of a process that stands still: until then readers wait for it."""
+_OUTPUT = {
+    # Where Java's clients put a key, too.
+    "partitioner": "murmur2_random",
+    # Another try, in another transaction, finds a new leader sooner than the client does.
+    "message.timeout.ms": "30000",
+    # A topic was looked up when a message was given to the log: it may only have been deleted since.
+    "topic.metadata.propagation.max.ms": "3000",
+    # Else it forgets the coordinator of its transaction when it has lost every broker for a moment, and waits for ever:
+    # a new client begins with the bootstrap servers again.
+    "metadata.recovery.strategy": "none",
 }
 _MEMBER = {
     "enable.auto.commit": "false",
@@ -251,6 +264,14 @@ def producer_properties(config: ClientConfig) -> dict[str, str]:
     # The two names are aliases, of which librdkafka uses the last: keep one.
     alias = properties.pop("delivery.timeout.ms", None)
     return properties if alias is None else {**properties, "message.timeout.ms": alias}
+
+
+def output_properties(config: ClientConfig, transactional_id: str) -> dict[str, str]:
+    """Return all librdkafka settings of a producer of records for any topics, in transactions if it has an id."""
+    properties = {**producer_properties(config), **_OUTPUT}
+    if not transactional_id:
+        return properties
+    return {**properties, "transactional.id": transactional_id, "transaction.timeout.ms": str(_TRANSACTION_MS)}
 
 
 def consumer_properties(config: ClientConfig, *, is_sparing: bool = False) -> dict[str, str]:

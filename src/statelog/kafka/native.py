@@ -103,6 +103,20 @@ def close_consumer(client: confluent_kafka.Consumer, *, was_astray: bool = False
         _LOG.warning("a consumer did not end within %g s; its threads and connections stay with the process", GRACE_S)
 
 
+def close_producer(client: confluent_kafka.Producer) -> None:
+    """Close the producer, and ignore its errors. Purge first, because closing would wait for records that no caller
+    waits for.
+    """
+    for step in (
+        lambda: client.purge(in_queue=True, in_flight=True, blocking=False),
+        lambda: client.poll(0),
+        client.close,
+    ):
+        # A producer with a fatal error raises it in every call, and warns in a close that has a transaction to abort.
+        with suppress(confluent_kafka.KafkaException, RuntimeWarning):
+            native(step)
+
+
 def _end(client: confluent_kafka.Consumer, until_s: float) -> None:
     with suppress(confluent_kafka.KafkaException):
         while time.monotonic() < until_s:

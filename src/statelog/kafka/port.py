@@ -13,6 +13,8 @@ Every implementation promises:
 - A reader returns exactly the records of its ranges, in offset order per partition, or raises. It never skips, resets
   or ends early. Gaps in offsets are not errors. Records that cannot be unpacked are reported by their offsets, and only
   inside a range: the caller decides whether they count (`errors.read_past`).
+- An output producer that starts fences every earlier one of its name. What it commits is there as a whole, with the
+  stored offset, or not at all; a commit that raises OutcomeUnknown is one or the other.
 - Nothing here decides anything: no retries of semantics, no validity, no policy.
 """
 
@@ -21,14 +23,17 @@ from enum import Enum
 from typing import NamedTuple, Protocol
 
 from statelog.errors import Misuse
+from statelog.schemas.outputs.output import Output
 from statelog.schemas.topic_policy import TopicDescription, TopicSpec
 
 __all__ = [
     "STALL_TIMEOUT_S",
     "Delivery",
     "DeliveryStatus",
+    "GroupOffset",
     "Kafka",
     "OffsetRange",
+    "OutputProducer",
     "PartitionFollower",
     "Producer",
     "Reader",
@@ -157,6 +162,49 @@ class Producer(Protocol):
         """Report whatever is in flight as UNKNOWN and release the client, without waiting. Idempotent."""
 
 
+class GroupOffset(NamedTuple):
+    """The offset that a group has stored for a partition, and its text; -1 if there is none."""
+
+    offset: int = -1
+    text: str = ""
+
+
+class OutputProducer(Protocol):
+    """Sends records to any topics, and stores with them how far that is: a group's offset of one topic's partition 0.
+
+    With transactions, readers with `isolation.level=read_committed` see the records of a commit once and together.
+    Without, the offset is stored once the records are there. Owned by one thread; never shared across a fork.
+
+    Each method raises Fenced once a later producer of its name has started, and ConfigError, Unavailable, ClosedError.
+    """
+
+    def start(self) -> GroupOffset:
+        """Fence every earlier producer of this name, end its transaction, and return the offset that is stored then.
+
+        Called first, and once.
+        """
+        ...
+
+    def begin(self) -> None:
+        """Begin a transaction. Writes nothing."""
+
+    def send(self, record: Output) -> None:
+        """Queue a record of the transaction; wait while the queue is full. Raises ValueTooLarge."""
+
+    def commit(self, offset: int, text: str = "") -> None:
+        """Wait until every record is there, store the offset, and commit the transaction.
+
+        Raises NotFound, ConfigError, ValueTooLarge if a topic refuses a record: nothing was committed. Raises
+        OutcomeUnknown if the transaction was committed or not: close this producer, and start another.
+        """
+
+    def abort(self) -> None:
+        """Abort the transaction, if one has begun."""
+
+    def close(self) -> None:
+        """Abort as `abort` does, without its errors, and release the client. Idempotent."""
+
+
 class Reader(Protocol):
     """Reads one topic. Owned by one thread; keeps its connection between reads."""
 
@@ -246,12 +294,16 @@ class Kafka(Protocol):
     def publish_offset(self, group: str, topic: str, partition: int, offset: int, metadata: str = "") -> None:
         """Commit a group offset, for Kafka's own lag tools, with a text. Raises BrokerUnavailable."""
 
-    def published(self, group: str, topic: str, partition: int) -> str:
-        """Return the text of the group's offset; empty if there is none. Raises BrokerUnavailable."""
+    def published(self, group: str, topic: str, partition: int) -> GroupOffset:
+        """Return the group's offset and text, when no transaction is about to change it. Raises BrokerUnavailable."""
         ...
 
     def producer(self) -> Producer:
         """Make an idempotent producer."""
+        ...
+
+    def output_producer(self, name: str, topic: str, *, is_transactional: bool = True) -> OutputProducer:
+        """Make an output producer. `name`: of its transactions, and of the group that stores an offset of `topic`."""
         ...
 
     def reader(self, topic: str) -> Reader:

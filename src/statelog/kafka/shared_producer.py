@@ -23,7 +23,7 @@ from typing import Protocol
 import confluent_kafka
 
 from statelog.kafka.config import ClientConfig, producer_properties
-from statelog.kafka.native import ProcessGuard, kafka_error, last_error, make_client, native
+from statelog.kafka.native import ProcessGuard, close_producer, kafka_error, last_error, make_client, native
 
 CONNECT_S = 0.05
 """The head start of a new client to connect. A record queued earlier makes it search a leader while it asks for its
@@ -150,17 +150,9 @@ class SharedProducer:
         self.is_retired, self.fatal = True, reason
 
     def destroy(self) -> None:
-        """Release the client. Purge first, because closing would wait for records that no caller waits for."""
+        """Release the client."""
         self._guard.close()
-        client = self.native
-        for step in (
-            lambda: client.purge(in_queue=True, in_flight=True, blocking=False),
-            lambda: client.poll(0),
-            client.close,
-        ):
-            # A producer with a fatal error raises it in every call.
-            with suppress(confluent_kafka.KafkaException):
-                native(step)
+        close_producer(self.native)
 
 
 class _Clients:

@@ -17,8 +17,19 @@ from pathlib import Path
 from typing import Any, BinaryIO, Generic, Literal, TypeVar, cast
 
 from statelog.environment import current_environment
-from statelog.kafka.port import Delivery, Kafka, OffsetRange, PartitionFollower, Producer, Reader, Record
+from statelog.kafka.port import (
+    Delivery,
+    GroupOffset,
+    Kafka,
+    OffsetRange,
+    OutputProducer,
+    PartitionFollower,
+    Producer,
+    Reader,
+    Record,
+)
 from statelog.observing import Observer, Request
+from statelog.schemas.outputs.output import Output
 from statelog.store.port import RangeReader, Store
 
 _Port = Literal["kafka", "store"]
@@ -106,6 +117,11 @@ class MeasuredKafka(_Measured[Kafka]):
     publish_offset = _asked("publish_offset")
     published = _asked("published")
 
+    def output_producer(self, name: str, topic: str, *, is_transactional: bool = True) -> OutputProducer:
+        """Make an output producer that reports each commit as a request."""
+        made = self.port.output_producer(name, topic, is_transactional=is_transactional)
+        return cast("OutputProducer", _MeasuredOutputs(made, self.to))
+
     def producer(self) -> Producer:
         """Make a producer that measures each record from its send to its report."""
         return cast("Producer", _MeasuredProducer(self.port.producer(), self.to))
@@ -149,6 +165,31 @@ class _MeasuredProducer:
             on_delivery(delivery)
 
         return self._producer.send(topic, partition, value, report)
+
+
+class _MeasuredOutputs:
+    """An output producer that only adds reports to `start` and `commit`."""
+
+    def __init__(self, producer: OutputProducer, to: _Reporter) -> None:
+        self._producer = producer
+        self._to = to
+        self._size_bytes = 0
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._producer, name)
+
+    def start(self) -> GroupOffset:
+        with self._to.asked("output_producer"):
+            return self._producer.start()
+
+    def send(self, record: Output) -> None:
+        self._producer.send(record)
+        self._size_bytes += len(record.value or b"")
+
+    def commit(self, offset: int, text: str = "") -> None:
+        size_bytes, self._size_bytes = self._size_bytes, 0
+        with self._to.asked("send_outputs", size_bytes):
+            self._producer.commit(offset, text)
 
 
 class _MeasuredReader:

@@ -40,7 +40,7 @@ def publish(log: Log, manifest: Manifest) -> str:
 def published(log: Log) -> Publication | None:
     """Return the last publication, of this root or another one; None if it is missing or unreadable."""
     try:
-        return Publication.from_text(log.kafka.published(_group(log), log.ledger_topic, 0))
+        return Publication.from_text(log.kafka.published(_group(log), log.ledger_topic, 0).text)
     except StatelogError:
         return None  # For example a missing right: publishing then fails, too, and reports why.
 

@@ -14,6 +14,7 @@ from operator import attrgetter
 from statelog.errors import AlreadyExists, BrokerUnavailable, NotFound
 from statelog.kafka.errors import classify_delivery
 from statelog.kafka.port import Delivery, DeliveryStatus, OffsetRange, Record, TopicDescription, TopicSpec
+from statelog.schemas.outputs.output import Output
 from statelog.testing.faults import (
     TRUE,
     Answer,
@@ -26,7 +27,7 @@ from statelog.testing.faults import (
     SendAttempt,
 )
 
-_RECORD_OVERHEAD_BYTES = 70
+RECORD_OVERHEAD_BYTES = 70
 _DEFAULT_TOPIC_CONFIG = {
     "cleanup.policy": "delete",
     "retention.ms": "604800000",
@@ -144,8 +145,12 @@ class MemoryCluster:
         self._arrived = threading.Condition(self.lock)
         self.published: dict[tuple[str, str, int], tuple[int, str]] = {}
         """Group offsets: (group, topic, partition) to the offset and its metadata text."""
-        self.extras: dict[tuple[str, int, int], tuple[bytes | None, Sequence[tuple[str, bytes]]]] = {}
+        self.extras: dict[tuple[str, int, int], tuple[bytes | None, Sequence[tuple[str, bytes | None]]]] = {}
         """Key and headers of an input's records, by topic, partition and offset; no reader of the port sees them."""
+        self.tombstones: set[tuple[str, int, int]] = set()
+        """The places of records without a value."""
+        self.output_producers: dict[str, int] = {}
+        """The newest output producer of each name, by its number."""
         self._topics: dict[str, _Topic] = {}
         self._held: list[Sending] = []
         self._lost_lanes: set[tuple[int, str, int]] = set()
@@ -228,6 +233,15 @@ class MemoryCluster:
             if self.log(topic, 0).end <= position:
                 self._arrived.wait(timeout_s)
 
+    def append_output(self, record: Output, partition: int) -> None:
+        """Append a record with key and headers to the partition. Raises NotFound."""
+        time_ms = int(self._clock() * 1000) if self._clock else -1
+        offset = self.log(record.topic, partition).append(record.value or b"", time_ms)
+        self.extras[record.topic, partition, offset] = record.key, record.headers
+        if record.value is None:
+            self.tombstones.add((record.topic, partition, offset))
+        self._arrived.notify_all()
+
     def next_producer(self) -> int:
         """Return a new producer id."""
         self._made_producers += 1
@@ -294,6 +308,17 @@ class MemoryCluster:
         with self.lock:
             log = self.log(topic, partition)
             return log.records[log.index_from(log.start) :]
+
+    def outputs(self, topic: str, partition: int) -> list[Output]:
+        """Return the records of a partition with keys and headers, as a reader with `read_committed` sees them."""
+        with self.lock:
+            found: list[Output] = []
+            for record in self.records(topic, partition):
+                place = topic, partition, record.offset
+                key, headers = self.extras.get(place, (None, ()))
+                value = None if place in self.tombstones else record.value
+                found.append(Output(topic, value, key, tuple(headers), partition))
+            return found
 
     def insert_gap(self, topic: str, partition: int, count: int) -> None:
         """Use up `count` offsets without a record, as transaction markers do."""
@@ -374,7 +399,7 @@ class MemoryCluster:
         log = self._find(attempt.topic, attempt.partition)
         if log is None:
             outcome = Delivery(_UNKNOWN, -1, "_UNKNOWN_PARTITION: no such topic or partition")
-        elif len(attempt.value) + _RECORD_OVERHEAD_BYTES > int(self._setting(attempt.topic, "max.message.bytes")):
+        elif len(attempt.value) + RECORD_OVERHEAD_BYTES > int(self._setting(attempt.topic, "max.message.bytes")):
             outcome = classify_delivery(attempt.topic, "MSG_SIZE_TOO_LARGE", "Broker: Message size too large", None)
         else:
             is_stamped = self._setting(attempt.topic, "message.timestamp.type") == "LogAppendTime"

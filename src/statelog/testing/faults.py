@@ -22,10 +22,11 @@ librdkafka can produce every fault here.
 | short(k)    | after k records: BeyondEnd, as if the log lost its tail meanwhile                     | read           |
 
 An answer that a call cannot have counts as UNAVAILABLE. The calls, by `Call.method`: cluster_id, describe_topic,
-create_topic, delete_topic, offsets, delete_records, publish_offset, send, poll, read. `poll` counts only while records
-are in flight. `offsets` repeats itself, as in the real client, for offsets that are missing or lower than its process
-has observed. Each repetition is a call of its own, and so is its describe_topic, which checks that the topic is still
-the same (see `positions`). `Call.number` counts the calls of all views of a cluster, from 0.
+create_topic, delete_topic, offsets, delete_records, publish_offset, published, send, poll, read; those of an output
+producer: init_transactions, flush, send_offsets, commit_transaction, abort_transaction. `poll` counts only while
+records are in flight. `offsets` repeats itself, as in the real client, for offsets that are missing or lower than its
+process has observed. Each repetition is a call of its own, and so is its describe_topic, which checks that the topic is
+still the same (see `positions`). `Call.number` counts the calls of all views of a cluster, from 0.
 """
 
 from collections.abc import Callable, Mapping

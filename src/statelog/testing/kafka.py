@@ -12,10 +12,11 @@ from contextlib import contextmanager, suppress
 from statelog.errors import BeyondEnd, BrokerUnavailable, ClosedError, Misuse, ValueTooLarge
 from statelog.kafka.config import MAX_MESSAGE_BYTES
 from statelog.kafka.errors import check_range, unreadable
-from statelog.kafka.port import Delivery, DeliveryStatus, OffsetRange, Record, TopicDescription, TopicSpec
+from statelog.kafka.port import Delivery, DeliveryStatus, GroupOffset, OffsetRange, Record, TopicDescription, TopicSpec
 from statelog.kafka.positions import HighWater, Listed, ask_offsets, known_id
 from statelog.testing.cluster import MemoryCluster, PartitionLog, Sending
 from statelog.testing.faults import TRUE, Answer, AnswerKind
+from statelog.testing.outputs import MemoryOutputProducer
 
 _CLOSED = Delivery(DeliveryStatus.UNKNOWN, -1, "the producer was closed before the broker answered")
 _FATAL = Delivery(DeliveryStatus.UNKNOWN, -1, "_FATAL: the producer is over")
@@ -121,15 +122,20 @@ class MemoryKafka:
             cluster.log(topic, partition)
             cluster.published[group, topic, partition] = offset, metadata
 
-    def published(self, group: str, topic: str, partition: int) -> str:
-        """Return the metadata of a group offset; empty if there is none."""
+    def published(self, group: str, topic: str, partition: int) -> GroupOffset:
+        """Return a group's offset and its text."""
         with self._asked("published", topic, [partition]) as (cluster, _):
-            return cluster.published.get((group, topic, partition), (0, ""))[1]
+            return GroupOffset(*cluster.published.get((group, topic, partition), ()))
 
     def producer(self) -> "MemoryProducer":
         """Return a new idempotent producer."""
         self._check_open()
         return MemoryProducer(self)
+
+    def output_producer(self, name: str, topic: str, *, is_transactional: bool = True) -> MemoryOutputProducer:
+        """Return a new output producer."""
+        self._check_open()
+        return MemoryOutputProducer(self, name, topic, is_transactional=is_transactional)
 
     def reader(self, topic: str) -> "MemoryReader":
         """Return a new reader of one topic."""

@@ -36,6 +36,7 @@ from statelog.kafka.group import GroupListener, Taken
 from statelog.kafka.port import TopicSpec
 from statelog.log import Where
 from statelog.log.where import ONE_BROKER
+from statelog.schemas.outputs.output import Output
 from statelog.testing.cluster import MemoryCluster
 from statelog.testing.kafka import MemoryKafka
 from statelog.testing.store import Fault, FaultHook, MemoryDisk, MemoryStore, no_store_faults
@@ -142,13 +143,14 @@ class MemoryMember:
         cluster, topic = self._group.cluster, self._group.topic
         found = cluster.log(topic, partition).first_from(offset)
         assert found is not None, "records of an input stay"
+        is_tombstone = (topic, partition, offset) in cluster.tombstones
         key, headers = cluster.extras.get((topic, partition, offset), (None, ()))
         return Message(
             topic=topic,
             partition=partition,
             offset=offset,
             key=key,
-            value=found.value,
+            value=None if is_tombstone else found.value,
             headers=[*headers] or None,
             timestamp=(TIMESTAMP_CREATE_TIME, found.timestamp_ms),
         )
@@ -160,8 +162,10 @@ class MemoryMember:
             if not left:
                 return
             partition = min(left, key=lambda one: (left[one], one))
-            self._batch.append((partition, places[partition]))
-            places[partition] += 1
+            found = self._group.cluster.log(self._group.topic, partition).first_from(places[partition])
+            if found is not None:
+                self._batch.append((partition, found.offset))
+            places[partition] = ends[partition] if found is None else found.offset + 1  # Markers take offsets, too.
 
     def _hear(self) -> None:
         while self._notices:
@@ -327,6 +331,12 @@ class Twin:
             for value in values:
                 offset = self.cluster.log(topic, partition).append(value, time_ms)
                 self.cluster.extras[topic, partition, offset] = key, tuple(headers)
+
+    def outputs(self, topic: str) -> list[Output]:
+        """Return the messages of a topic, partition by partition, as readers with `read_committed` see them."""
+        found = self.cluster.describe(topic)
+        partitions = range(found.partitions if found else 0)
+        return [message for one in partitions for message in self.cluster.outputs(topic, one)]
 
     def group(self, name: str, topic: str) -> MemoryGroup:
         """Return a consumer group, which shares the topic's partitions among members. Workers use the log's name."""

@@ -11,7 +11,16 @@ from confluent_kafka import ConsumerGroupTopicPartitions, KafkaError, Message, T
 
 from statelog.kafka.client import ConfluentKafka
 from statelog.kafka.config import client_config
-from statelog.kafka.port import Delivery, DeliveryStatus, Kafka, OffsetRange, Producer, Record, TopicSpec
+from statelog.kafka.port import (
+    Delivery,
+    DeliveryStatus,
+    Kafka,
+    OffsetRange,
+    Producer,
+    Record,
+    TopicSpec,
+)
+from statelog.schemas.outputs.output import Output
 from statelog.testing.cluster import MemoryCluster
 from statelog.testing.kafka import MemoryKafka
 from tests.support.services import stranger
@@ -24,6 +33,7 @@ __all__ = [
     "memory_world",
     "numbered",
     "read_all",
+    "read_committed",
     "settle",
     "spec_of",
     "spoil_memory",
@@ -44,6 +54,8 @@ class World:
     """A function that turns the last offset of a partition into one without a record."""
     spoil: Callable[[str, int, int], None]
     """A function that appends a batch of so many records to a partition, which no client can unpack."""
+    committed: Callable[[str, int], list[Output]]
+    """A function that reads a partition with `isolation.level=read_committed`, up to its end of now."""
 
 
 def memory_world() -> World:
@@ -55,6 +67,7 @@ def memory_world() -> World:
         published=lambda group, topic, partition: memory.cluster.published[group, topic, partition][0],
         make_gap=lambda topic, partition: memory.cluster.insert_gap(topic, partition, 1),
         spoil=lambda topic, partition, count: spoil_memory(memory, topic, partition, count),
+        committed=memory.cluster.outputs,
     )
 
 
@@ -68,6 +81,7 @@ def broker_world(bootstrap: str) -> World:
         published=lambda group, topic, partition: _published(bootstrap, group, topic, partition),
         make_gap=lambda topic, partition: _write_gap(kafka, bootstrap, topic, partition),
         spoil=lambda topic, partition, count: _spoil(bootstrap, topic, partition, count),
+        committed=lambda topic, partition: read_committed(bootstrap, topic, partition),
     )
 
 
@@ -88,6 +102,22 @@ def _published(bootstrap: str, group: str, topic: str, partition: int) -> int | 
     answers = client.list_consumer_group_offsets([request])
     (entry,) = answers[group].result(timeout=TIMEOUT_S).topic_partitions or []
     return entry.offset
+
+
+def read_committed(bootstrap: str, topic: str, partition: int) -> list[Output]:
+    """Return the records of a partition in a new reader's eyes, up to the first transaction that is open."""
+    settings = {"bootstrap.servers": bootstrap, "group.id": "outputs", "isolation.level": "read_committed"}
+    consumer = confluent_kafka.Consumer({**settings, "enable.partition.eof": True, "enable.auto.commit": False})
+    found: list[Output] = []
+    try:
+        consumer.assign([TopicPartition(topic, partition, 0)])
+        while (message := consumer.poll(TIMEOUT_S)) is not None and message.error() is None:
+            headers = tuple(message.headers() or ())
+            found.append(Output(topic, message.value(), message.key(), headers, partition))
+        assert message is not None, "no end of the partition was told"
+    finally:
+        consumer.close()
+    return found
 
 
 def _write_marker(bootstrap: str, topic: str, partition: int) -> int:

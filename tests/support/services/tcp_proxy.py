@@ -20,6 +20,7 @@ API_KEYS = {
     "produce": 0, "fetch": 1, "list_offsets": 2, "metadata": 3, "find_coordinator": 10, "api_versions": 18,
     "create_topics": 19, "delete_topics": 20, "delete_records": 21, "init_producer_id": 22, "describe_configs": 32,
     "offset_commit": 8, "offset_fetch": 9, "describe_cluster": 60, "describe_topics": 3,
+    "add_partitions_to_txn": 24, "add_offsets_to_txn": 25, "end_txn": 26, "txn_offset_commit": 28,
 }  # fmt: skip
 _HEADER = 12
 _SLICE_BYTES = 7

@@ -220,7 +220,7 @@ def damaged_loss(twin: TwinLog) -> None:
 def copied_root(twin: TwinLog) -> None:
     """Copy the root, and publish a round of the copy last."""
     group, text = "statelog.log.materializer", MemoryKafka(cluster=twin.cluster)
-    published = text.published(group, "log.ledger", 0)
+    published = text.published(group, "log.ledger", 0).text
     text.publish_offset(group, "log.ledger", 0, 1, published.replace("memory://twin", "memory://elsewhere"))
 
 
