@@ -42,8 +42,8 @@ _MAGIC = b"SLCK"
 _VERSION, _DUE_VERSION = 2, 3  # Version 1 does not name the record below its witness; version 3 has dues.
 _FIELDS_OF_1 = 10
 _PREFIX = struct.Struct("<4sB3xQ")  # magic, version, padding, xxh3-64 of all that follows
-_SEEDS = (0, 0, 0, _DUE_VERSION)
-"""The seed of the checksum by version. So one version is never taken for another, which would drop dues."""
+_DUE_SEED = _DUE_VERSION
+"""The seed of the checksum of version 3, else 0. So one version is never taken for another, which would drop dues."""
 _ZEROS = bytes(3)
 _NO_NONCE, _NO_HASH = bytes(16), bytes(8)
 _ALIGNMENT = 8
@@ -154,8 +154,8 @@ def encode_chunk(
     before, behind = around(epoch, nonce, sqn, index, value_schema_id, witness, key)
     head = b"".join((before, long_bytes(first), long_bytes(last), long_bytes(len(key_groups)), behind))
     head += bytes(-(_PREFIX.size + len(head)) % _ALIGNMENT)
-    version = _DUE_VERSION if has_due else _VERSION
-    hasher = xxhash.xxh3_64(head, _SEEDS[version])
+    version, seed = (_DUE_VERSION, _DUE_SEED) if has_due else (_VERSION, 0)
+    hasher = xxhash.xxh3_64(head, seed)
     hasher.update(body)
     checksum = hasher.intdigest()
     return EncodedChunk(b"".join((_PREFIX.pack(_MAGIC, version, checksum), head, body)), checksum)
@@ -184,8 +184,9 @@ def decode_head(value: bytes) -> tuple[ChunkHead, int] | None:
     _, version, checksum = _PREFIX.unpack_from(value)
     if version > _DUE_VERSION:
         raise UnknownFormat("a chunk has a newer format version", found=version, known=_DUE_VERSION)
-    rest = memoryview(value)[_PREFIX.size :]
-    if version < 1 or value[5:8] != _ZEROS or checksum != xxhash.xxh3_64_intdigest(rest, _SEEDS[version]):
+    has_due, rest = version == _DUE_VERSION, memoryview(value)[_PREFIX.size :]
+    seed = _DUE_SEED if has_due else 0
+    if version < 1 or value[5:8] != _ZEROS or checksum != xxhash.xxh3_64_intdigest(rest, seed):
         raise CorruptChunk("a chunk's checksum differs", size_bytes=len(value))
     try:
         record, size = _HEADS.decode(value[_PREFIX.size : _PREFIX.size + _HEAD_LIMIT])
@@ -198,7 +199,7 @@ def decode_head(value: bytes) -> tuple[ChunkHead, int] | None:
     if version == 1:
         fields = (*fields[:-1], -1, bytes(8), fields[-1])
     known = cast("tuple[int, bytes, int, int, int, int, int, int, int, int, bytes, bytes]", fields)
-    head = ChunkHead(*known, checksum, version == _DUE_VERSION)
+    head = ChunkHead(*known, checksum, has_due)
     return head, end + -end % _ALIGNMENT
 
 
