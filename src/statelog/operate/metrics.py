@@ -174,6 +174,7 @@ OF_TABLES = _asked(
         "table_position": ("Ledger position of a table's state", "position"),
         "table_changes_total": ("Changes made to a table", "changes"),
         "table_local": ("1 once all of the state is local, 0 while part of it is still in a snapshot", "is_local"),
+        "table_overdue_seconds": ("Time since the oldest row is due that is still there; 0 if none is", "overdue_s"),
         "table_open_rows": (
             "Rows read before a table opened: all, or what its directory lacked",
             "opening.rows_read",
@@ -193,6 +194,10 @@ OF_PARTITIONS = _asked(
     {
         "worker_lag_records": ("Records of the input that are not processed yet", "lag"),
         "worker_commit_age_seconds": ("Time since the last commit of this partition", "commit_age_s"),
+        "worker_overdue_seconds": (
+            "Time since the oldest row of this partition is due that is still there; 0 if none is",
+            "overdue_s",
+        ),
     },
 )
 OF_STANDBYS = _asked(

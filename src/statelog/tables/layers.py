@@ -10,30 +10,56 @@ Invariants:
 - Committed changes are in no layer, and changes in a layer are not in the state: a kill leaves no trace of them.
 - A layer has the last value of each key, in the order in which keys were first changed; None is a delete. If every
   change is logged, a layer's history has all of them in their order.
+- A key of a layer has the due of its last change there, and none if that has none, whatever is below.
 """
 
 import heapq
 from bisect import bisect_left, insort
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
-from itertools import chain, islice
+from functools import reduce
+from itertools import chain, filterfalse, islice
 from operator import itemgetter
-from typing import Any
+from typing import Any, TypeAlias
 
 from statelog.errors import Misuse
+from statelog.tables.state.dues import IsWanted
 
+LoggedChange: TypeAlias = tuple[Any, Any, int | None]
+"""A key, its value (None for a delete), and its due in milliseconds."""
 _FEW = 100
 """Up to so many new keys are inserted into the sorted ones; more are sorted with them."""
 
 
 @dataclass(slots=True)
 class Layer:
-    """Changes by key, None for a delete; and their history in order, if every change is logged."""
+    """Changes by key, None for a delete; their history in order, if every change is logged; and the dues of rows.
+
+    `dues`: in milliseconds, of the keys whose last change here is a put with a due.
+    """
 
     changes: dict[Any, Any] = field(default_factory=dict[Any, Any])
-    history: list[tuple[Any, Any]] = field(default_factory=list[tuple[Any, Any]])
+    history: list[LoggedChange] = field(default_factory=list[LoggedChange])
+    dues: dict[Any, int] = field(default_factory=dict[Any, int])
     _ordered: list[Any] = field(default_factory=list[Any])
+
+    def put(self, key: Any, value: Any, due_ms: int | None) -> None:
+        """Put a row with a due, or without one; None as the value deletes."""
+        self.changes[key] = value
+        if due_ms is None:
+            self.dues.pop(key, None)
+        else:
+            self.dues[key] = due_ms
+
+    def take(self, newer: "Layer") -> None:
+        """Take the changes of a newer layer."""
+        self.changes.update(newer.changes)
+        self.history.extend(newer.history)
+        if self.dues:
+            for key in newer.changes.keys() - newer.dues.keys():
+                self.dues.pop(key, None)
+        self.dues.update(newer.dues)
 
     def between(self, start: Any, end: Any) -> list[Any]:
         """Return the keys from `start` on and below `end` (None: no bound), in their order. The order is cached."""
@@ -72,24 +98,45 @@ class Layers:
         first, *others = [layer.changes for layer in self.all()] or [{}]
         return {key: value for changes in (first, *others) for key, value in changes.items()} if others else first
 
+    def holding(self, key: Any) -> Layer | None:
+        """Return the newest layer with a change of a key; None if there is none."""
+        for layer in (self.active, *reversed(self.suspended), *reversed(self._sealed)):
+            if key in layer.changes:
+                return layer
+        return None
+
+    def dues(self) -> dict[Any, int]:
+        """Return the dues of all rows here, as their newest changes have them."""
+        return reduce(dues_behind, self.all(), dict[Any, int]())
+
     def between(self, start: Any, end: Any) -> dict[Any, Any]:
         """Return the newest uncommitted changes of keys from `start` on and below `end` (None: no bound)."""
         return {key: layer.changes[key] for layer in self.all() for key in layer.between(start, end)}
 
     # ---- scans
 
-    def over(self, committed: Iterator[tuple[Any, Any]], is_wanted: Callable[[Any], bool]) -> Iterator[tuple[Any, Any]]:
+    def over(self, committed: Iterator[tuple[Any, Any]], is_wanted: IsWanted) -> Iterator[tuple[Any, Any]]:
         """Merge committed keys and values with the changes, in any order. `is_wanted` selects among changed keys."""
         changes = self.merged()
         below = ((key, value) for key, value in committed if key not in changes)
         return chain(below, ((key, value) for key, value in changes.items() if value is not None and is_wanted(key)))
 
     def over_range(
-        self, committed: Iterator[tuple[Any, Any]], start: Any, end: Any, *, reverse: bool
+        self,
+        committed: Iterator[tuple[Any, Any]],
+        start: Any,
+        end: Any,
+        is_over: IsWanted | None = None,
+        *,
+        reverse: bool,
     ) -> Iterator[tuple[Any, Any]]:
-        """Merge keys and values between bounds (None: no bound), in the order of `committed`, by key or in reverse."""
+        """Merge keys and values between bounds (None: no bound), in the order of `committed`, by key or in reverse.
+
+        `is_over`: which changed keys to leave out.
+        """
         changes = self.between(start, end)
-        changed = sorted((key for key, value in changes.items() if value is not None), reverse=reverse)
+        live = (key for key, value in changes.items() if value is not None)
+        changed = sorted(live if is_over is None else filterfalse(is_over, live), reverse=reverse)
         rest = ((key, value) for key, value in committed if key not in changes)
         return heapq.merge(rest, ((key, changes[key]) for key in changed), key=itemgetter(0), reverse=reverse)
 
@@ -108,6 +155,11 @@ class Layers:
         """Make the newest checkpoint the active layer again, because it was refused before anything was sent."""
         self.active = self._sealed.pop()
         self._restack()
+
+    @property
+    def sealed_before(self) -> list[Layer]:
+        """The checkpoints before the newest one, newest first."""
+        return list(self._sealed)[-2::-1]
 
     def oldest(self, checkpoints: int) -> list[Layer]:
         """Return the layers of the oldest checkpoints, oldest first."""
@@ -129,7 +181,10 @@ class Layers:
             return None
         items, made = list(layer.changes.items()), len(layer.history) - changes
         self.active = Layer(dict(items[:keys]), layer.history[:made] if layer.history else [])
-        return Layer(dict(items[keys:]), layer.history[made:])
+        later = Layer(dict(items[keys:]), layer.history[made:])
+        for key, due_ms in layer.dues.items():
+            (later if key in later.changes else self.active).dues[key] = due_ms
+        return later
 
     # ---- undo
 
@@ -156,8 +211,7 @@ class Layers:
             raise Misuse("transactions were not ended innermost first, so all of them are undone", hint=hint)
         inner, self.active = self.active, self.suspended.pop()
         if keep:
-            self.active.changes.update(inner.changes)
-            self.active.history.extend(inner.history)
+            self.active.take(inner)
         self._restack()
 
     def forget(self) -> None:
@@ -169,3 +223,10 @@ class Layers:
 
     def _restack(self) -> None:
         self.below = [layer.changes for layer in (*reversed(self.suspended), *reversed(self._sealed))]
+
+
+def dues_behind(dues: dict[Any, int], layer: Layer) -> dict[Any, int]:
+    """Return the dues of rows once they have the changes of a layer, too."""
+    if not dues or not layer.changes:
+        return {**dues, **layer.dues}
+    return {**{key: due_ms for key, due_ms in dues.items() if key not in layer.changes}, **layer.dues}

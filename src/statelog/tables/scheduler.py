@@ -13,6 +13,7 @@ Invariants:
   a store may refuse the changes of a commit that is history.
 - A progress is committed with the changes that were made when it was named, never with later ones. That holds for a
   progress that `commit_every` deferred, and for the last one in a call that names none.
+- Rows that are due are deleted by commits, right before the changes of one are logged. A refusal takes that back, too.
 - Everything happens on the table's thread, while it puts, commits or waits.
 """
 
@@ -21,6 +22,7 @@ from collections import deque
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from itertools import repeat
 from typing import Any, NamedTuple, TypeAlias
 
 import pyarrow as pa
@@ -30,12 +32,14 @@ from statelog.pending import Pending
 from statelog.producer import Writer
 from statelog.producer.change_maker import ChangeMaker
 from statelog.producer.guard import Life, is_refusal
+from statelog.schemas.changes.due import DUE
 from statelog.schemas.descriptor import HashRule
 from statelog.schemas.key_groups import KeyType
 from statelog.schemas.ledger.handle import Handle
 from statelog.schemas.ledger.place import Metadata, Place, check_metadata
 from statelog.schemas.ledger.state import LastCommit
-from statelog.tables.layers import Layer, Layers
+from statelog.tables.expiry import Expiry
+from statelog.tables.layers import Layer, Layers, LoggedChange, dues_behind
 from statelog.tables.setup import TableSetup, tuning_of
 from statelog.tables.state.state import State
 from statelog.tables.state.store import StatePlace
@@ -44,6 +48,8 @@ LARGE = 1 << 19
 """The least change whose exact size is checked at the put, instead of at the commit: every log's limit is higher."""
 
 _FEW = 200
+_EXACT_MS = 1 << 42
+"""Below it, which is the year 2109, milliseconds come back exactly from seconds as a float."""
 _CHECK_S = 0.001
 """How often `commit_every` takes answers to pending commits."""
 _PROGRESS_BYTES_MAX = 1 << 20
@@ -79,7 +85,13 @@ class CommitScheduler:
     """The commits of one table. `advance`: the table's own `step`, for holders of a pending commit."""
 
     def __init__(
-        self, setup: TableSetup, writer: Writer, state: State, layers: Layers, advance: Callable[[float | None], None]
+        self,
+        setup: TableSetup,
+        writer: Writer,
+        state: State,
+        layers: Layers,
+        expiry: Expiry,
+        advance: Callable[[float | None], None],
     ) -> None:
         self._setup = setup
         self._clock = setup.environment.clock
@@ -87,12 +99,12 @@ class CommitScheduler:
         self._opened = StatePlace.of(writer)
         """Its count of accepted losses stays that of the opening: the state may have changes that were lost since."""
         self._state = state
-        self._layers = layers
+        self._layers, self._expiry = layers, expiry
         self._advance = advance
         self._checkpoints: deque[_Checkpoint] = deque()
         self._sent: _SentCommit | None = None
         self.applied = 0
-        """How many commits the state has taken."""
+        """How often commits have changed what a running scan reads: the state took one, or one deleted what is due."""
         self.refusal: Misuse | None = None
         """The error of a commit that was refused before anything was sent."""
         progress: Metadata = dict(writer.last_commit.metadata) if writer.last_commit else {}
@@ -159,14 +171,16 @@ class CommitScheduler:
         interval_s, _, count = self._quiet
         self._quiet = interval_s, -math.inf, count
 
-    def check_size(self, key: Any, value: Any) -> int:
-        """Estimate the size of a change; the value None deletes. Raises ValueTooLarge if no chunk could hold it."""
+    def check_size(self, key: Any, value: Any, *, is_timed: bool = False) -> int:
+        """Estimate the size of a change; the value None deletes. Raises ValueTooLarge if no chunk could hold it, with a
+        due if it `is_timed`.
+        """
         keys = self._setup.keys
         size = keys.size(key) + (0 if value is None else self._state.values.size(value))
         if size >= LARGE:
             grant = self._writer.grant
             maker = ChangeMaker(grant.descriptor, grant.value_schema.stored, grant.partitions)
-            maker.of_rows([keys.plain(key)], [value], [keys.group(key)])
+            maker.of_rows([keys.plain(key)], [value], [keys.group(key)], [0] if is_timed else None)
         return size
 
     def weigh(self, put_bytes: int) -> None:
@@ -213,7 +227,7 @@ class CommitScheduler:
             self.step(None)
 
     def _is_news(self, progress: Metadata) -> bool:
-        return not self._layers.is_clean or progress != self._named[3]
+        return not self._layers.is_clean or progress != self._named[3] or self._expiry.has_overdue
 
     # ---- commit
 
@@ -227,12 +241,15 @@ class CommitScheduler:
             self.step(None)
         with self.refusing():
             layer = self._layers.seal()
+            swept = self._expiry.sweep(layer)
             try:
                 self._log(layer)
             except Misuse as refusal:
                 if is_refusal(refusal):
+                    self._expiry.unsweep(layer, swept)
                     self._layers.unseal()
                 raise
+        self.applied += bool(swept)
         self._setup.environment.crash("sealed")
         progress = dict(progress)
         commit = self._send(progress)
@@ -285,43 +302,57 @@ class CommitScheduler:
 
     def _log(self, layer: Layer) -> None:
         """Give a layer's changes to the writer, in bulk. Raises InvalidChange before any of them is taken."""
-        keys, values = self._logged(layer)
-        if len(keys) <= _FEW and self._is_plain:  # For few changes, Arrow's calls take longer than a loop.
+        keys, values, dues = self._logged(layer)
+        is_few = len(keys) <= _FEW and max(filter(None, dues or ()), default=0) < _EXACT_MS
+        if is_few and self._is_plain:  # For few changes, Arrow's calls take longer than a loop.
+            dues_s = repeat(None) if dues is None else [due_ms and due_ms / 1000 for due_ms in dues]
             if self._is_placed:
-                for (group, key), value in zip(self._setup.keys.placed(keys), values, strict=True):
-                    self._writer.append(group, key, value)
+                for (group, key), value, due_s in zip(self._setup.keys.placed(keys), values, dues_s, strict=False):
+                    self._writer.append(group, key, value, due_s)
                 return
-            for key, value in zip(keys, values, strict=True):
+            for key, value, due_s in zip(keys, values, dues_s, strict=False):
                 if value is None:
                     self._writer.delete(key)
                 else:
-                    self._writer.put(key, value)
+                    self._writer.put(key, value, due_s)
         elif keys:
             columns = {**self._setup.keys.columns(keys), "value": self._state.values.column(values)}
+            if dues is not None:
+                columns[DUE.name] = pa.array(dues, DUE.type)
             self._writer.append_batch(pa.table(columns))
 
-    def _logged(self, layer: Layer) -> tuple[list[Any], list[Any]]:
-        settings = self._setup.settings
+    def _logged(self, layer: Layer) -> tuple[list[Any], list[Any], list[int | None] | None]:
+        """Return the keys, values and dues to log; None for dues if no row has one."""
+        settings, dues = self._setup.settings, layer.dues
         if not settings.every_change and not settings.skip_equal:
-            return list(layer.changes), list(layer.changes.values())
-        changes = layer.history if settings.every_change else list(layer.changes.items())
+            keys = list(layer.changes)
+            return keys, list(layer.changes.values()), list(map(dues.get, keys)) if dues else None
+        changes = layer.history
+        if not settings.every_change:
+            changes = [(key, value, dues.get(key)) for key, value in layer.changes.items()]
         if settings.skip_equal:
             changes = self._without_equal(changes)
-        return [key for key, _ in changes], [value for _, value in changes]
+        keys, values, found = ([one[part] for one in changes] for part in range(3))
+        return keys, values, found if any(due_ms is not None for due_ms in found) else None
 
-    def _without_equal(self, changes: list[tuple[Any, Any]]) -> list[tuple[Any, Any]]:
-        """Return the changes without those that, in their order, leave a value as it is."""
-        now: dict[Any, Any] = {}
-        changed: list[tuple[Any, Any]] = []
-        below = self._layers.below[1:]
-        for key, value in changes:
+    def _without_equal(self, changes: list[LoggedChange]) -> list[LoggedChange]:
+        """Return the changes without those that, in their order, leave a value and its due as they are."""
+        now: dict[Any, tuple[Any, int | None]] = {}
+        changed: list[LoggedChange] = []
+        for key, value, due_ms in changes:
             if key not in now:
-                holding = next((one for one in below if key in one), None)
-                now[key] = self._state.get(key) if holding is None else holding[key]
-            if not self._state.values.is_same(now[key], value):
-                changed.append((key, value))
-                now[key] = value
+                now[key] = self._committed(key)
+            if now[key][1] != due_ms or not self._state.values.is_same(now[key][0], value):
+                changed.append((key, value, due_ms))
+                now[key] = value, due_ms
         return changed
+
+    def _committed(self, key: Any) -> tuple[Any, int | None]:
+        """Return the value and the due of a key below the layer that was sealed last, hidden or not."""
+        holding = next((one for one in self._layers.sealed_before if key in one.changes), None)
+        if holding is not None:
+            return holding.changes[key], holding.dues.get(key)
+        return self._state.stored(key), self._state.due_ms(key) if self._expiry.is_timed else None
 
     # ---- outcomes
 
@@ -361,15 +392,17 @@ class CommitScheduler:
         """Wait until the sent Commit is history, apply its changes to the state, and resolve the pending commits."""
         commit = sent.commit.result()
         self._sent = None
-        changes: dict[Any, Any] = {}
+        changes, dues = dict[Any, Any](), dict[Any, int]()
         for layer in self._layers.oldest(sent.checkpoints):
+            dues = dues_behind(dues, layer)
             changes = {**changes, **layer.changes} if changes else layer.changes
         # Right after the Commit, or after the Open that resolved it. A fenced writer may have read on into another's.
         place = self._writer.place if self._writer.life is Life.OPEN else Place(commit.offset + 1)
         self._setup.environment.crash("history")
-        self._state.apply(changes, replace(self._opened, ledger=place))
+        self._state.apply(changes, replace(self._opened, ledger=place), dues)
         self._setup.environment.crash("applied")
         self._layers.committed(sent.checkpoints)
+        self._expiry.committed()
         self.applied += 1
         for _ in range(sent.checkpoints):
             self._checkpoints.popleft().commit.end(commit)

@@ -1,6 +1,7 @@
 """`Table`: keyed state that survives. A mapping whose changes are committed together with the caller's progress.
 
     layers       uncommitted changes                 layers.py
+    expiry       rows with a due, and timers         expiry.py, timers.py
     scheduler    when to commit; pending commits     scheduler.py
     writer       sends and commits them              producer
     state        the committed state                 state/state.py
@@ -20,14 +21,16 @@ from statelog.log.options import K, V
 from statelog.pending import Pending
 from statelog.producer import Writer
 from statelog.producer.guard import NOBODY, Guard, Guarded, Life
+from statelog.schemas.changes.due import When
 from statelog.schemas.ledger.place import Metadata
 from statelog.schemas.ledger.state import LastCommit
-from statelog.tables.keyed import Keyed
+from statelog.tables.expiry import Expiry
 from statelog.tables.layers import Layer, Layers
 from statelog.tables.scheduler import LARGE, CommitScheduler, Named
 from statelog.tables.setup import TableSetup
 from statelog.tables.state.state import State
 from statelog.tables.state_opener import OpenReport
+from statelog.tables.timers import Timed
 from statelog.warn import warn_caller
 
 P = ParamSpec("P")
@@ -39,7 +42,11 @@ _WEIGHED = 4 << 10
 """The least put whose bytes are counted; the count of changes bounds smaller ones of bytes well enough."""
 
 
-class Table(Guarded, Keyed[K, V], MutableMapping[K, V]):
+def _never(_: object) -> bool:
+    return False
+
+
+class Table(Timed[K, V], MutableMapping[K, V]):
     """A mapping of keys (bytes, str, int) to values (bytes, dicts by a value schema, JSON values) that survives.
 
         table[b"alice"] = b"1"
@@ -54,16 +61,16 @@ class Table(Guarded, Keyed[K, V], MutableMapping[K, V]):
         self.opening = opening
         """How it was opened: from where, how much was read, what was set aside."""
         self._setup, self._writer, self._state = setup, writer, state
+        self._layers = Layers()
+        self._expiry = Expiry(setup, state, self._layers)  # First: it may refuse the settings.
         self._guard = Guard("table", writer.name, log=setup.log.name, again="Open it again", apart=_APART)
         self._keys, self._values = setup.keys, state.values
         self._quick, self._quick_value = self._keys.quick_class, self._values.quick_class
-        self._plain = self._values.is_plain
         self._every = setup.settings.every_change
-        self._layers = Layers()
         self._refresh()
         self._count = 0
         self._is_lent = False
-        self._commits = CommitScheduler(setup, writer, state, self._layers, self._advance)
+        self._commits = CommitScheduler(setup, writer, state, self._layers, self._expiry, self._advance)
         setup.environment.made(self, setup.log.name, writer.name)
 
     # ---- what it is
@@ -101,7 +108,7 @@ class Table(Guarded, Keyed[K, V], MutableMapping[K, V]):
     # ---- one key
 
     def get(self, key: K, default: Any = None) -> Any:
-        """Return the value of a key, or the default.
+        """Return the value of a key, or the default. A row that is due is none.
 
         Raises InvalidChange for a key of another type, KeyGroupMismatch for one that is not the table's, ClosedError.
         """
@@ -114,23 +121,30 @@ class Table(Guarded, Keyed[K, V], MutableMapping[K, V]):
             value = self._read_below(key) if self._below else self._read(key)
         if value is None:
             return default
-        return value if self._plain else self._values.copy(value)
+        if self._plain:
+            return value
+        return default if self._timed and self._expiry.is_over(key) else self._values.copy(value)
 
-    def put(self, key: K, value: V) -> None:
+    def put(self, key: K, value: V, due: When | None = None) -> None:
         """Set a key to a value. It is part of the state at once, and of history with the next commit.
 
-        Raises InvalidChange, ValueTooLarge, KeyGroupMismatch, ClosedError; nothing is changed then.
+        `due`: when the row expires, in seconds since 1970 or as a datetime with a time zone. No read returns it from
+        then on, and the next commit deletes it, unless `run_due` is used. A put without `due` ends an earlier one; in a
+        log with `ttl_s` it is due after so many seconds.
+
+        Raises InvalidChange, ValueTooLarge, KeyGroupMismatch, ClosedError; nothing is changed then. Raises Misuse for a
+        due in a table that loads on demand.
         """
         if get_ident() != self._guard.user:
             self._guard.check()
         if (
             type(key) is not self._quick or type(value) is not self._quick_value or len(key) + len(value) >= _WEIGHED  # type: ignore[arg-type]  # both are bytes
         ):
-            key, value = self._admit(key, value)
-        self._count += 1
-        if self._every:
-            self._note(key, value)
+            key, value = self._admit(key, value, is_timed=due is not None or self._timed)
+        if due is not None or self._noting:
+            self._note(key, value, due)
         else:
+            self._count += 1
             self._active[key] = value
 
     __setitem__ = put
@@ -142,10 +156,10 @@ class Table(Guarded, Keyed[K, V], MutableMapping[K, V]):
         if type(key) is not self._quick or len(key) >= LARGE:  # type: ignore[arg-type]  # it is bytes
             key = self._keys.admit(key)
             self._commits.check_size(key, None)
-        self._count += 1
-        if self._every:
+        if self._noting:
             self._note(key, None)
         else:
+            self._count += 1
             self._active[key] = None
 
     def __delitem__(self, key: K) -> None:
@@ -154,10 +168,16 @@ class Table(Guarded, Keyed[K, V], MutableMapping[K, V]):
         self.delete(key)
 
     @Guarded.turn
-    def _note(self, key: Any, value: Any) -> None:
-        """Add a change to the layer and to its ordered history."""
-        self._active[key] = value
-        self._history.append((key, value))
+    def _note(self, key: Any, value: Any, due: When | None = None) -> None:
+        """Add a change to the layer with its due, and to the ordered history."""
+        due_ms = None if value is None else self._expiry.admit(due)
+        if self._expiry.is_timed is not self._timed:
+            self._refresh()
+        self._count += 1
+        self._layers.active.put(key, value, due_ms)
+        self._expiry.noted(key, due_ms)
+        if self._every:
+            self._history.append((key, value, due_ms))
 
     def _read_below(self, key: Any) -> Any:
         for changes in self._below:
@@ -166,12 +186,12 @@ class Table(Guarded, Keyed[K, V], MutableMapping[K, V]):
                 return value
         return self._read(key)
 
-    def _admit(self, key: object, value: object) -> Any:
+    def _admit(self, key: object, value: object, *, is_timed: bool) -> Any:
         is_bytes = type(key) is self._quick and type(value) is self._quick_value
         size = len(key) + len(value) if is_bytes else LARGE  # type: ignore[arg-type]  # both are bytes
         if size >= LARGE:
             key, value = self._keys.admit(key), self._values.admit(value, key)
-            size = self._commits.check_size(key, value)
+            size = self._commits.check_size(key, value, is_timed=is_timed)
         self._commits.weigh(size)
         return key, value
 
@@ -180,19 +200,24 @@ class Table(Guarded, Keyed[K, V], MutableMapping[K, V]):
     @Guarded.turn
     def __len__(self) -> int:
         """Count the keys. The first time RocksDB counts them one by one."""
-        changes = self._layers.merged()
-        while True:
-            count = committed = len(self._state)
-            for key, value in changes.items():
-                count += (value is not None) - (self._read(key) is not None)
-            if len(self._state) == committed:  # Else the snapshot was replaced meanwhile: count again.
-                return count
+        with self._expiry.still():
+            changes = self._layers.merged()
+            while True:
+                count = committed = len(self._state)
+                for key, value in changes.items():
+                    is_there = value is not None and not (self._timed and self._expiry.is_over(key))
+                    count += is_there - (self._read(key) is not None)
+                if len(self._state) == committed:  # Else the snapshot was replaced meanwhile: count again.
+                    return count
 
     @Guarded.turn
     def _scan(self, key_groups: Sequence[int] | None, *, keys_only: bool = False) -> Iterator[tuple[K, V]]:
         wanted = None if key_groups is None else frozenset(key_groups)
         committed = self._state.items(key_groups)
-        found = self._layers.over(committed, lambda key: wanted is None or self._keys.group(key) in wanted)
+        is_over = self._expiry.is_over if self._timed else _never
+        found = self._layers.over(
+            committed, lambda key: (wanted is None or self._keys.group(key) in wanted) and not is_over(key)
+        )
         return self._unchanged(found, self._count + self._commits.applied, keys_only=keys_only)
 
     @Guarded.turn
@@ -203,7 +228,8 @@ class Table(Guarded, Keyed[K, V], MutableMapping[K, V]):
         """
         first, behind = self._keys.bound(start), self._keys.bound(end)
         committed = self._state.range(first, behind, reverse=reverse)
-        found = self._layers.over_range(committed, first, behind, reverse=reverse)
+        is_over = self._expiry.is_over if self._timed else None
+        found = self._layers.over_range(committed, first, behind, is_over, reverse=reverse)
         return self._unchanged(found, self._count + self._commits.applied)
 
     def clear(self) -> None:
@@ -275,11 +301,12 @@ class Table(Guarded, Keyed[K, V], MutableMapping[K, V]):
     def _commit(self, progress: Metadata) -> Pending[LastCommit]:
         return self._failing(self._commits.commit, progress, self._count)
 
-    def lend(self) -> Callable[[Metadata], Pending[LastCommit]]:
+    def lend(self, *, sweeps: bool = True) -> Callable[[Metadata], Pending[LastCommit]]:
         """Reserve the table for a worker, and return the function that alone commits from now on. Only a transaction
-        undoes changes then.
+        undoes changes then. `sweeps`: whether commits delete rows that are due.
         """
         self._is_lent = True
+        self._expiry.sweeps = sweeps
         return self._commit_lent
 
     @Guarded.turn
@@ -333,6 +360,7 @@ class Table(Guarded, Keyed[K, V], MutableMapping[K, V]):
 
     def _undo(self, is_inside: bool) -> None:
         self._layers.active = Layer()
+        self._expiry.undone()
         self._count += 1
         if not is_inside:
             self._commits.undone(self._count)
@@ -366,9 +394,12 @@ class Table(Guarded, Keyed[K, V], MutableMapping[K, V]):
     def _end_begun(self, begun: list[Layer], count: int, *, keep: bool) -> None:
         with self._commits.refusing():
             is_void = not keep or not self._layers.active.changes
+            if not keep:
+                self._expiry.undone()
             try:
                 self._layers.end(begun.pop(), keep=keep)
             except Misuse:
+                self._expiry.undone()
                 self._count += 1
                 raise
             if not keep:
@@ -455,3 +486,6 @@ class Table(Guarded, Keyed[K, V], MutableMapping[K, V]):
         layers = self._layers
         self._active, self._history, self._below = layers.active.changes, layers.active.history, layers.below
         self._read = self._state.get
+        self._timed = timed = self._expiry.is_timed
+        self._noting = timed or self._every
+        self._plain = self._values.is_plain and not timed

@@ -30,6 +30,8 @@ _LOG = logging.getLogger("statelog.tables")
 _AT_ONCE = 4
 """The most tables that open at the same time: they mostly wait for answers, but each may recover a state."""
 _PUBLISH_S = 1.0
+_DUE_AT_ONCE = 1000
+"""The most rows of a table that `on_due` is called for between two polls."""
 _LAST_COMMITS = 2
 """The second one commits the changes of `on_commit` after the last commit of a partition."""
 
@@ -122,6 +124,14 @@ class Assignment:
                 assigned.tick_s = now_s + self._hooks.tick_s
                 _call(self._hooks.on_tick, assigned)
 
+    def run_due(self) -> bool:
+        """Call `on_due` for rows that are due, in portions. Return whether there may be more."""
+        on_due, is_more = self._hooks.on_due, False
+        if on_due is not None:
+            for assigned in list(self.held.values()):
+                is_more |= assigned.table.run_due(on_due, _DUE_AT_ONCE) == _DUE_AT_ONCE
+        return is_more
+
     @property
     def is_opening(self) -> bool:
         """Whether a table is being opened."""
@@ -191,7 +201,8 @@ class Assignment:
             seen = {} if progress is None else {partition: source.own_offset(progress, partition)}
             available = context.kafka.offsets(self._topic, [partition], at_least=seen)[partition]
             offset = source.start_offset(progress, partition, available, context.topic)
-            assigned = AssignedPartition(partition, table, source, offset)
+            sweeps = self._hooks.on_due is None
+            assigned = AssignedPartition(partition, table, source, offset, sweeps=sweeps)
             if progress is None or progress["offset"] != offset:
                 if progress is not None:
                     _LOG.warning(

@@ -1,7 +1,7 @@
 """The parts of a worker: its input topic, its hooks, and `WorkerContext`, which opens its tables and joins its group.
 
     progress of a table    {"offset": 42, "topic": "words", "topic_id": "..."}
-    hooks                  open ─► on_open ─► messages, on_tick ─► commits, each ─► on_commit ─► ... ─► on_close
+    hooks                  open ─► on_open ─► messages, on_tick, on_due ─► commits, each ─► on_commit ─► ... ─► on_close
 
 Invariants:
 - An offset counts only for the topic that it was taken from, and not for another of the same name.
@@ -184,33 +184,40 @@ def check_fits(log: Descriptor, found: DescribedInput) -> None:
 Hook = Callable[[int, Table[Any, Any]], object]
 """A function of a partition and its table. An error in it is raised by the loop, and ends the worker."""
 
+DueHook = Callable[[Table[Any, Any], Any, Any], object]
+"""A function of a table and of the key and the value of a row that is due, as `Table.run_due` calls it."""
+
 Join = Callable[[GroupListener, Callable[[str], None]], GroupMember]
 """Make the group member, with a listener, and a function for its notes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerHooks:
-    """Functions that a worker calls on its own thread, with a partition and its table. Raises ConfigError.
+    """Functions that a worker calls on its own thread, all but `on_due` with a partition and its table. Raises
+    ConfigError.
 
     on_open      before the table's first message
     on_tick      every `tick_s` seconds, with or without messages
+    on_due       for each row that is due, oldest first, in place of its delete; called with table, key and value, as
+                 `Table.run_due` does
     on_commit    once commits are history, up to the table's `progress`
     on_close     last, whatever ended the table, which takes no commit any more
 
-    Changes that the first three make are in the next commit. The loop raises their errors. In a hook, all methods of
-    the worker but `stop` raise Misuse.
+    Changes that all but the last one make are in the next commit. The loop raises their errors. In a hook, all methods
+    of the worker but `stop` raise Misuse.
     """
 
     on_open: Hook | None = None
     on_tick: Hook | None = None
+    on_due: DueHook | None = None
     on_commit: Hook | None = None
     on_close: Hook | None = None
     tick_s: float = 1.0
 
     def __post_init__(self) -> None:
-        for hook in (self.on_open, self.on_tick, self.on_commit, self.on_close):
+        for hook in (self.on_open, self.on_tick, self.on_due, self.on_commit, self.on_close):
             if not (hook is None or callable(hook)):
-                hint = "Give a function of a partition and its table"
+                hint = "Give a function of a partition and its table, or for on_due of a table, a key and a value"
                 raise ConfigError(f"a hook of type {type(hook).__name__} cannot be called", hint=hint)
         check_kind("tick_s", self.tick_s, int, float, example="tick_s=10.0")
         if not self.tick_s > 0:

@@ -131,15 +131,17 @@ class OpenSchedule:
 
 
 class PartitionStatistics(NamedTuple):
-    """A partition of a worker. Without an open table `lag` and `commit_age_s` are None.
+    """A partition of a worker. Without an open table the others are None.
 
     `lag`: the number of records after the processed ones, as the client knew it a second ago.
     `commit_age_s`: seconds since the newest commit was seen in the ledger, or since the table opened.
+    `overdue_s`: seconds since the oldest row is due that is still there; 0.0 if none is.
     """
 
     partition: int
     lag: int | None = None
     commit_age_s: float | None = None
+    overdue_s: float | None = None
 
 
 class AssignedPartition:
@@ -148,9 +150,12 @@ class AssignedPartition:
     `next_offset`: the first offset that is not processed; `input_end`: the input's end a second ago, if known.
     `tick_s`: when its next tick is due; `committed_s`: when a commit was last seen to be history, or the table opened.
     `is_announced`: whether `on_open` has returned, so that `on_close` has to be called.
+    `sweeps`: whether commits delete rows that are due.
     """
 
-    def __init__(self, partition: int, table: Table[Any, Any], source: DescribedInput, next_offset: int) -> None:
+    def __init__(
+        self, partition: int, table: Table[Any, Any], source: DescribedInput, next_offset: int, *, sweeps: bool = True
+    ) -> None:
         self.partition = partition
         self.table = table
         self.next_offset = next_offset
@@ -160,7 +165,7 @@ class AssignedPartition:
         self.input_end: int | None = None
         self.adopt: Callable[[], None] = lambda: None
         """Take over the table on the calling thread, after the opening thread has handed it over."""
-        self._commit = table.lend()
+        self._commit = table.lend(sweeps=sweeps)
         self._sent = next_offset, table.changes
         self._pending: Pending[LastCommit] | None = None
         self._history = table.last_commit
@@ -172,13 +177,15 @@ class AssignedPartition:
 
     @property
     def has_news(self) -> bool:
-        """Whether messages were processed, or a hook changed the table, since the last commit was sent."""
-        return self._sent != (self.next_offset, self.table.changes)
+        """Whether the next commit has something to say: messages were processed, a hook changed the table, or rows are
+        due.
+        """
+        return self._sent != (self.next_offset, self.table.changes) or self.table.has_overdue
 
     def statistics(self, now_s: float) -> PartitionStatistics:
         """Return the present statistics. On any thread."""
         lag = None if self.input_end is None else max(0, self.input_end - self.next_offset)
-        return PartitionStatistics(self.partition, lag, now_s - self.committed_s)
+        return PartitionStatistics(self.partition, lag, now_s - self.committed_s, self.table.overdue_s)
 
     @property
     def committed_offset(self) -> int:

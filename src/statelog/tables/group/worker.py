@@ -130,12 +130,13 @@ class Worker(Guarded, Iterator[tuple[Message, Table[K, V]]], Generic[K, V]):
 
     def _step(self) -> tuple[Message, Table[K, V]] | None:
         """Do everything that is due between two messages, and wait a while for the next one to process here."""
-        is_opening = self._assignment.serve()
+        is_busy = self._assignment.serve()
         self._assignment.tick()
-        taken = self._assignment.member.poll(0.0 if is_opening else self._patience_s())
+        is_busy |= self._assignment.run_due()
+        taken = self._assignment.member.poll(0.0 if is_busy else self._patience_s())
         self._pace()
-        if is_opening:
-            self._busy_until_s = -math.inf  # There may be more to open.
+        if is_busy:
+            self._busy_until_s = -math.inf  # There may be more to open, or more rows that are due.
         if taken is None:
             return None
         message, partition, offset = taken

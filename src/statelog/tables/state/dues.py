@@ -62,17 +62,19 @@ class DueIndex:
         if held is None:
             self._at[due_ms] = key
             heappush(self._heap, due_ms)
-        elif type(held) is set:
-            held.add(key)
+        elif isinstance(held, set):
+            several: set[Any] = held
+            several.add(key)
         else:
             self._at[due_ms] = {held, key}
 
     def _remove(self, key: Any, due_ms: int) -> None:
         del self._of[key]
         held = self._at[due_ms]
-        if type(held) is set:
-            held.discard(key)
-            if held:
+        if isinstance(held, set):
+            several: set[Any] = held
+            several.discard(key)
+            if several:
                 return
         del self._at[due_ms]
         if len(self._heap) > 2 * len(self._at) + _SPARE:
@@ -121,4 +123,7 @@ class DueIndex:
 
 
 def _keys(held: Any) -> Collection[Any]:
-    return held if type(held) is set else (held,)
+    if isinstance(held, set):
+        several: set[Any] = held
+        return several
+    return (held,)

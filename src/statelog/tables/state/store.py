@@ -243,10 +243,11 @@ class DictStore:
     @classmethod
     def recovered(cls, recovery: Recovery, keys: KeyRule, values: ValueRule) -> "DictStore":
         """Make a store of a whole recovered state. Raises Damaged, Unavailable."""
-        state = recovery.dict_of(values.of_column)
+        state, dues = recovery.dict_and_dues(values.of_column)
         if keys.one is not None:
             state = {key: value for (_, key), value in state.items()}
-        return cls(keys, values, state)
+            dues = {key: due_ms for (_, key), due_ms in dues.items()}
+        return cls(keys, values, state, dues=dues)
 
     # ---- reads
 
