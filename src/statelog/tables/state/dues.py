@@ -16,7 +16,7 @@ Invariants:
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from heapq import heapify, heappop, heappush
 from types import MappingProxyType
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeGuard
 
 Dues: TypeAlias = Mapping[Any, int]
 """The dues of some keys, in milliseconds since 1970."""
@@ -62,19 +62,17 @@ class DueIndex:
         if held is None:
             self._at[due_ms] = key
             heappush(self._heap, due_ms)
-        elif isinstance(held, set):
-            several: set[Any] = held
-            several.add(key)
+        elif _is_several(held):
+            held.add(key)
         else:
             self._at[due_ms] = {held, key}
 
     def _remove(self, key: Any, due_ms: int) -> None:
         del self._of[key]
         held = self._at[due_ms]
-        if isinstance(held, set):
-            several: set[Any] = held
-            several.discard(key)
-            if several:
+        if _is_several(held):
+            held.discard(key)
+            if held:
                 return
         del self._at[due_ms]
         if len(self._heap) > 2 * len(self._at) + _SPARE:
@@ -123,7 +121,8 @@ class DueIndex:
 
 
 def _keys(held: Any) -> Collection[Any]:
-    if isinstance(held, set):
-        several: set[Any] = held
-        return several
-    return (held,)
+    return held if _is_several(held) else (held,)
+
+
+def _is_several(held: Any) -> TypeGuard[set[Any]]:
+    return type(held) is set
