@@ -9,10 +9,12 @@ Names follow Spark's rule: an exact name wins; else a name that differs only in 
 Invariants:
 - Of the rows of a key in a task one is written: the newest, or the only one; `uniqueKeys` declares the latter.
 - A null value deletes only with a column `op`, or with `nullDeletes`.
+- A column `due` has the dues of rows, unless the values have a field `due` and come as one column for each field.
 """
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import cast
 
 import pyarrow as pa
 from pyspark.errors import PySparkException
@@ -21,6 +23,7 @@ from pyspark.sql.types import DataType, StructField, StructType
 
 from statelog.errors import ConfigError, InvalidChange
 from statelog.producer.settings import WriterSettings, tuning_of
+from statelog.schemas.changes.due import DUE
 from statelog.schemas.descriptor import Descriptor, HashRule
 from statelog.schemas.key_groups import KeyType
 from statelog.schemas.values.schema import STATE_NAMES, Misfit, Reason, ValueSchema, misfits
@@ -185,10 +188,11 @@ def _renamed(batch: pa.RecordBatch, mapping: RowMapping) -> pa.RecordBatch:
 def _match_names(given: Sequence[str], descriptor: Descriptor, value: ValueSchema, sequence_by: str | None) -> Names:
     """Return the columns of a write. Raises InvalidChange with the unknown and the missing ones."""
     fields = {field.name for field in value.root.fields} if value.root is not None else set[str]()
-    known = {*STATE_NAMES, "value", *fields}
+    known = {*STATE_NAMES, DUE.name, "value", *fields}
     columns = tuple(_matched(name, known) for name in given)
     sequence = None if sequence_by is None else columns[_sequence(given, sequence_by)]
-    kept = tuple(name for name in columns if name in known or name != sequence)
+    dropped = sequence if sequence == DUE.name and sequence not in fields else None  # It only orders the rows.
+    kept = tuple(name for name in columns if name != dropped and (name in known or name != sequence))
     unknown = set(kept) - known
     missing = {"key"} - set(columns)
     if descriptor.hash_rule is HashRule.CALLER:
@@ -200,7 +204,7 @@ def _match_names(given: Sequence[str], descriptor: Descriptor, value: ValueSchem
             "the columns do not match the log",
             unknown=", ".join(sorted(unknown)),
             missing=", ".join(sorted(missing)),
-            expected=", ".join(["key", "op (optional)", *sorted(fields or {"value"})]),
+            expected=", ".join(["key", "op (optional)", "due (optional)", *sorted(fields or {"value"})]),
             hint="Select and rename: key, op if there are deletes, and the value",
         )
     if len(set(columns)) != len(columns):
@@ -239,15 +243,21 @@ def _check_types(
     _check_one(kinds, "key_group", _INTEGERS, "int", "cast({} as int)")
     if names.sequence is not None:
         _check_one(kinds, names.sequence, _SEQUENCES, "bigint or timestamp", "cast({} as bigint)")
-    if value.root is None:
+    root = value.root
+    is_whole = root is not None and isinstance(kinds.get("value"), StructType)
+    has_field = root is not None and any(one.name == DUE.name for one in root.fields)
+    reserved = STATE_NAMES if has_field and not is_whole else (*STATE_NAMES, DUE.name)
+    if DUE.name in reserved and DUE.name in names.kept:
+        _check_one(kinds, DUE.name, ("timestamp",), "timestamp", "cast({} as timestamp)")
+    if root is None:
         wanted = ("string", "to_json({})") if value.is_json else ("binary", "cast(cast({} as string) as binary)")
         _check_one(kinds, "value", _TEXTS, *wanted)
         return {}
-    fields = [name for name in names.kept if name not in STATE_NAMES]
-    if "value" in fields and isinstance(kinds["value"], StructType):
-        return _check_value(kinds["value"], value.root, "value")
+    fields = [name for name in names.kept if name not in reserved]
+    if is_whole:
+        return _check_value(cast("StructType", kinds["value"]), root, "value")
     columns = [StructField(name, kinds[name], given[name].nullable) for name in fields]
-    return _check_value(StructType(columns), value.root, None)
+    return _check_value(StructType(columns), root, None)
 
 
 def _check_one(kinds: Mapping[str, DataType], name: str, fitting: tuple[str, ...], wanted: str, cast_text: str) -> None:

@@ -11,12 +11,14 @@ import pytest
 from pyspark.sql.types import (
     BinaryType,
     DataType,
+    DateType,
     IntegerType,
     LongType,
     MapType,
     StringType,
     StructField,
     StructType,
+    TimestampNTZType,
     TimestampType,
 )
 
@@ -38,6 +40,7 @@ TYPED = parse_value_schema(AVSC, 1)
 MAPPED = parse_value_schema(
     '{"type": "record", "name": "M", "fields": [{"name": "m", "type": {"type": "map", "values": "long"}}]}', 1
 )
+WITH_DUE = parse_value_schema(AVSC.replace('"at"', '"due"'), 1)
 NOON = datetime(2026, 1, 31, 12, tzinfo=UTC)
 
 
@@ -381,3 +384,39 @@ def test_newest_rows_of_more_than_an_array_holds_are_refused() -> None:
     with pytest.raises(ValueTooLarge, match="more than 2 GiB") as refused:
         newest.take()
     assert "more tasks" in refused.value.hint
+
+
+# ---- dues
+
+
+def test_rows_with_dues(descriptor: Descriptor) -> None:
+    """A column `due` of times goes to the log as it is, beside bytes, fields and a whole value."""
+    plan = planned(descriptor, columns(key=LongType(), value=BinaryType(), Due=TimestampType()))
+    rows = pa.RecordBatch.from_pydict({"key": [1], "value": [b"v"], "Due": pa.array([NOON])})
+    assert written(plan, rows) == [{"key": 1, "value": b"v", "due": NOON}]
+    assert (
+        planned(descriptor, columns(key=LongType(), n=IntegerType(), due=TimestampType()), TYPED).names.kept[2] == "due"
+    )
+    whole = StructType([StructField("n", IntegerType(), nullable=False)])
+    assert planned(descriptor, columns(key=LongType(), value=whole, due=TimestampType()), WITH_DUE)
+
+
+@pytest.mark.parametrize("kind", [LongType(), StringType(), DateType(), TimestampNTZType()], ids=str)
+def test_a_due_of_another_type_is_refused(descriptor: Descriptor, kind: DataType) -> None:
+    """A column `due` that is no time is refused during planning, with the cast."""
+    with pytest.raises(InvalidChange, match="column due can never be written") as caught:
+        planned(descriptor, columns(key=LongType(), value=BinaryType(), due=kind))
+    assert caught.value.hint == "Write cast(due as timestamp)"
+
+
+def test_a_field_of_that_name_is_the_values(descriptor: Descriptor) -> None:
+    """In a log whose values have a field `due`, a column of that name is the field, as in `append_batch`."""
+    assert planned(descriptor, columns(key=LongType(), n=IntegerType(), due=TimestampType()), WITH_DUE).names.kept
+    with pytest.raises(InvalidChange, match="column due can never be written"):
+        planned(descriptor, columns(key=LongType(), n=IntegerType(), due=LongType()), WITH_DUE)
+
+
+def test_a_sequence_of_that_name_orders_and_is_no_due(descriptor: Descriptor) -> None:
+    """A column `due` that `sequenceBy` names only orders the rows of a key, as it did before rows had dues."""
+    plan = planned(descriptor, columns(key=LongType(), value=BinaryType(), due=LongType()), sequenceBy="due")
+    assert written(plan, batch([1, 1], due=[2, 1])) == [{"key": 1, "value": b"v"}]
