@@ -6,6 +6,7 @@ from statelog.tables.group.worker import Worker
 from statelog.tables.open_table import table
 from statelog.tables.setup import BackendKind, Loading, TableSettings
 from statelog.tables.standbys.standby import Standby, standby
+from statelog.tables.statistics import TableStatistics
 from statelog.tables.table import Table
 
 __all__ = [
@@ -15,6 +16,7 @@ __all__ = [
     "Standby",
     "Table",
     "TableSettings",
+    "TableStatistics",
     "Worker",
     "WorkerHooks",
     "standby",

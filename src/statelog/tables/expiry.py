@@ -32,6 +32,7 @@ from statelog.tables.statistics import TableStatistics
 SWEPT_MAX = 10_000
 """How many rows a commit deletes because they are due, in addition to as many as it changes itself."""
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_NEVER_ALL = "a row has a due, and a table that loads on demand never has all rows that are to be deleted"
 _LOCAL_HINT = 'Use loading="behind", which opens as fast'
 
 
@@ -55,8 +56,7 @@ class Expiry:
         """Whether any row may have a due."""
         if self.ttl_ms is not None or state.is_timed:
             if not self._is_local:
-                text = "rows of this log expire, and a table that loads on demand never has them all"
-                raise ConfigError(text, log=setup.log.name, hint=_LOCAL_HINT)
+                raise ConfigError(_NEVER_ALL, log=setup.log.name, hint=_LOCAL_HINT)
             self._begin()
 
     def _begin(self) -> None:
@@ -92,7 +92,7 @@ class Expiry:
         due_ms = due_ms_of(due)
         if not self.is_timed:
             if not self._is_local:
-                raise Misuse("a row has a due, and a table that loads on demand never has all rows", hint=_LOCAL_HINT)
+                raise Misuse(_NEVER_ALL, hint=_LOCAL_HINT)
             self._begin()
         return due_ms
 

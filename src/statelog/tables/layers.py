@@ -115,11 +115,17 @@ class Layers:
 
     # ---- scans
 
-    def over(self, committed: Iterator[tuple[Any, Any]], is_wanted: IsWanted) -> Iterator[tuple[Any, Any]]:
-        """Merge committed keys and values with the changes, in any order. `is_wanted` selects among changed keys."""
+    def over(
+        self, committed: Iterator[tuple[Any, Any]], is_wanted: IsWanted, is_over: IsWanted | None = None
+    ) -> Iterator[tuple[Any, Any]]:
+        """Merge committed keys and values with the changes, in any order.
+
+        `is_wanted`: selects among changed keys; `is_over`: which of those to leave out.
+        """
         changes = self.merged()
         below = ((key, value) for key, value in committed if key not in changes)
-        return chain(below, ((key, value) for key, value in changes.items() if value is not None and is_wanted(key)))
+        live = ((key, value) for key, value in changes.items() if value is not None and is_wanted(key))
+        return chain(below, live if is_over is None else (row for row in live if not is_over(row[0])))
 
     def over_range(
         self,

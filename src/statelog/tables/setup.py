@@ -73,7 +73,8 @@ class TableSettings:
     write_buffer_bytes     RocksDB's changes in memory before they become a file; twice as much while one is written
     loading                "first": all of the state is local before the table opens. "behind": the table opens once
                            the commits since the newest snapshot are read; the rest is loaded in the background.
-                           "on-demand": the rest stays in the snapshot, and is read from there
+                           "on-demand": the rest stays in the snapshot, and is read from there. Refused where rows
+                           expire: they could not be found to be deleted
     writer                 how changes are batched and sent
     recovery               how the state is recovered, and the name of its lease
     """
@@ -143,6 +144,9 @@ class TableSetup(Closing):
         _check_directory(backend, directory)
         log = open_log(name, where, create=create)
         with undone_by_errors(log.close):
+            if log.descriptor.ttl_s is not None and settings.loading is Loading.ON_DEMAND:
+                text = "rows of this log expire, and a table that loads on demand never has all of them to delete"
+                raise ConfigError(text, log=log.name, ttl_s=log.descriptor.ttl_s, hint='Use loading="behind"')
             taken, keys = _owned(log.descriptor, partitions, key_group)
             owner = writer or _default_owner(taken)
             check_name("writer", owner)

@@ -42,10 +42,6 @@ _WEIGHED = 4 << 10
 """The least put whose bytes are counted; the count of changes bounds smaller ones of bytes well enough."""
 
 
-def _never(_: object) -> bool:
-    return False
-
-
 class Table(Timed[K, V], MutableMapping[K, V]):
     """A mapping of keys (bytes, str, int) to values (bytes, dicts by a value schema, JSON values) that survives.
 
@@ -214,10 +210,8 @@ class Table(Timed[K, V], MutableMapping[K, V]):
     def _scan(self, key_groups: Sequence[int] | None, *, keys_only: bool = False) -> Iterator[tuple[K, V]]:
         wanted = None if key_groups is None else frozenset(key_groups)
         committed = self._state.items(key_groups)
-        is_over = self._expiry.is_over if self._timed else _never
-        found = self._layers.over(
-            committed, lambda key: (wanted is None or self._keys.group(key) in wanted) and not is_over(key)
-        )
+        is_over = self._expiry.is_over if self._timed else None
+        found = self._layers.over(committed, lambda key: wanted is None or self._keys.group(key) in wanted, is_over)
         return self._unchanged(found, self._count + self._commits.applied, keys_only=keys_only)
 
     @Guarded.turn

@@ -8,7 +8,7 @@ import pytest
 
 import statelog
 from statelog import LogOptions
-from statelog.errors import InvalidChange, Misuse, NotCommitted, ValueTooLarge
+from statelog.errors import ConfigError, InvalidChange, Misuse, NotCommitted, ValueTooLarge
 from statelog.recovery import AtPosition, plan_changes, read, read_changes
 from statelog.tables import Table, TableSettings
 from statelog.tables.expiry import SWEPT_MAX
@@ -283,3 +283,47 @@ def test_a_value_that_only_fits_without_a_due(rig: _Rig) -> None:
             table.put("a", bytes(size), due=NOW_S + 10)
         assert len(table["a"]) == size
         table.commit()
+
+
+def test_a_table_on_demand_takes_no_dues(rig: _Rig) -> None:
+    """A table that loads on demand refuses a due and goes on; it refuses a log with a ttl before it fences anyone."""
+    with rig.open(loading="on-demand") as table:
+        with pytest.raises(Misuse, match="on demand"):
+            table.put("a", b"1", due=NOW_S)
+        table["b"] = b"1"
+        table.commit()
+        assert dict(table) == {"b": b"1"}
+    with statelog.table("ttl", rig.twin.where(), create=LogOptions(ttl_s=60)) as owner:
+        with pytest.raises(ConfigError, match="on demand"):
+            statelog.table("ttl", rig.twin.where(), settings=TableSettings(loading="on-demand"))
+        owner[b"a"] = b"1"
+        owner.commit()
+
+
+def test_a_log_with_dues_is_not_opened_on_demand(rig: _Rig) -> None:
+    """A state in which rows have a due is refused, by name, if it is to be loaded on demand."""
+    with rig.open() as table:
+        table.put("a", b"1", due=NOW_S + 10)
+        table.commit()
+    with pytest.raises(ConfigError, match="on demand"):
+        rig.open(loading="on-demand")
+
+
+def test_a_ttl_is_given_to_every_put(rig: _Rig) -> None:
+    """In a log with a ttl every put is due so many seconds later, unless it names a due of its own."""
+    with rig.open(create=LogOptions(key_type="string", ttl_s=2.5)) as table:
+        table["a"] = table["b"] = b"1"
+        table.put("c", b"1", due=NOW_S + 100)
+        assert table.due("a") == datetime.fromtimestamp(NOW_S + 2.5, UTC)
+        rig.clock.advance(2)
+        table["b"] = b"2"
+        table.commit()
+        rig.clock.advance(0.5)
+        assert sorted(table) == ["b", "c"]
+        rig.clock.advance(2)
+        assert sorted(table) == ["c"]
+        table.commit()
+        assert rig.committed() == {"c": b"1"}
+    with rig.open() as table:  # The log remembers it.
+        table["d"] = b"1"
+        assert table.due("d") == datetime.fromtimestamp(rig.clock() + 2.5, UTC)

@@ -8,7 +8,7 @@ import statelog
 from statelog import LogOptions
 from statelog.errors import ConfigError, Misuse
 from statelog.recovery import read
-from statelog.tables import Table, TableSettings, WorkerHooks
+from statelog.tables import Table, WorkerHooks
 from statelog.testing import Crash, StillClock, Twin, crash_at, environment
 
 NOW_S = 1_790_000_000.0
@@ -304,15 +304,3 @@ def test_a_partition_says_how_late_it_is(rig: _Rig) -> None:
     assert found[0] == 0.0
     assert found[1] is not None
     assert found[1] > 30
-
-
-def test_timers_of_a_table_on_demand(rig: _Rig) -> None:
-    """A table that loads on demand takes no row with a due, by name, and goes on."""
-    with environment(wall_clock=rig.clock):
-        settings = TableSettings(loading="on-demand")
-        table = statelog.table("log", rig.twin.where(), create=LogOptions(key_type="string"), settings=settings)
-    with table:
-        with pytest.raises(Misuse, match="on demand"):
-            table.put("a", b"1", due=NOW_S)
-        table["b"] = b"1"
-        assert dict(table) == {"b": b"1"}
