@@ -36,7 +36,7 @@ from statelog.pending import Pending
 from statelog.producer.epoch import EpochClients, Grant, live_commit, open_epoch
 from statelog.schemas.ledger.fold import LedgerFold, VoidReason
 from statelog.schemas.ledger.handle import Checkpoint, Handle, next_checkpoint_id, refuse_repeats
-from statelog.schemas.ledger.inline import Inline, InlineOutputs
+from statelog.schemas.ledger.inline import CommitOutputs, Inline
 from statelog.schemas.ledger.place import Metadata, Place, check_metadata
 from statelog.schemas.ledger.records import Commit, LossRange
 from statelog.schemas.ledger.state import LastCommit
@@ -50,20 +50,20 @@ _AGAIN = "Open it again and resume from last_commit"
 
 
 class Cargo(NamedTuple):
-    """What a commit carries: the descriptions in its head of changes and of messages, and their batches."""
+    """What a commit carries: the descriptions in its head of changes and of messages, and the batches of both."""
 
     inline: Inline | None = None
     batch: bytes = b""
-    outputs: InlineOutputs | None = None
-    output_batch: bytes = b""
+    outputs: CommitOutputs | None = None
 
     @classmethod
     def of(cls, changes: tuple[Inline, bytes] | None, outputs: Sequence[Output]) -> "Cargo":
         """Make it of described changes, and of messages, if there are any of either."""
-        batch = serialize_outputs(outputs) if outputs else b""
-        described = InlineOutputs(len(outputs), len(batch)) if outputs else None
-        inline, changes_batch = changes or (None, b"")
-        return cls(inline, changes_batch, described, batch)
+        inline, batch = changes or (None, b"")
+        if not outputs:
+            return cls(inline, batch)
+        sent = serialize_outputs(outputs)
+        return cls(inline, batch + sent, CommitOutputs(len(outputs), len(sent)))
 
 
 NOTHING = Cargo()

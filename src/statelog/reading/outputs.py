@@ -64,7 +64,7 @@ def check_published(log: Log) -> None:
         if writer == one.reader or one.ended or one.identity != log.descriptor.identity:
             continue
         for commit in _commits(log, one.position, log.history.read().place.position, one):
-            if commit.writer == writer and commit.commit.has_outputs:
+            if commit.writer == writer and commit.commit.outputs is not None:
                 raise LogInUse(
                     "a writer has sent messages that may not be published yet",
                     log=log.name,
@@ -91,7 +91,7 @@ class OutputReader(Closing):
         Unavailable.
         """
         commits = [one for one in _commits(self._log, after, to, base) if one.writer == self._writer]
-        for portion in _portions([one for one in commits if one.commit.has_outputs]):
+        for portion in _portions([one for one in commits if one.commit.outputs is not None]):
             yield from self._read(portion)
 
     def close(self) -> None:
@@ -100,7 +100,7 @@ class OutputReader(Closing):
             self._readers.popitem()[1].close()
 
     def _read(self, portion: "Sequence[_SendingCommit]") -> Iterator[CommittedOutputs]:
-        carried = [one.commit for one in portion if one.commit.commit.outputs is not None]
+        carried = [one.commit for one in portion if one.carried_bytes]
         values = self._values(carried) if carried else {}
         listed = self._listed(portion)
         ahead = next(listed, None)
@@ -161,7 +161,8 @@ class _SendingCommit(NamedTuple):
 
     @classmethod
     def of(cls, commit: ValidCommit) -> "_SendingCommit":
-        handles = commit.commit.read_body().handles if commit.commit.lists_outputs else ()
+        outputs = commit.commit.outputs
+        handles = commit.commit.read_body().handles if outputs and outputs.is_listed else ()
         return cls(commit, tuple(handle for handle in handles if handle.outputs))
 
     @property
@@ -195,7 +196,7 @@ def _portions(commits: Iterable[ValidCommit]) -> Iterator[list[_SendingCommit]]:
 def _inline(commit: ValidCommit, values: "dict[int, bytes]", topic: str) -> list[Output]:
     """Return the messages that a commit carries, out of the values of ledger records by offset."""
     outputs = commit.commit.outputs
-    if outputs is None:
+    if outputs is None or not outputs.messages:
         return []
     try:
         return read_outputs(values[commit.offset], commit.commit.output_start, outputs.messages)

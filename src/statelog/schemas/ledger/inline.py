@@ -1,13 +1,13 @@
 """What a small commit carries in its own ledger record: changes, and messages that leave with it.
 
-`InlineHead` describes both in the head of the record, `Inline` the changes. `Carried` says where those lie, and
+`Inline` and `CommitOutputs` describe both in the head of the record. `Carried` says where the changes lie, and
 `CommitContents` is all that a commit gives readers of changes. The changes are one Arrow record batch of all
 partitions, the messages another behind it: the last bytes of the record. The record's checksum covers them. Readers
 compare the record's hash with the folded one.
 
 Invariants:
 - A decoded commit has the description only. The batches stay in the record until somebody reads them.
-- A batch begins at a multiple of 8 bytes, as Arrow requires.
+- A batch begins at a multiple of 8 bytes, as Arrow requires. The messages' one begins where that of the changes ends.
 - What an older program must not overlook is a flag, and makes the commit one of a newer version.
 """
 
@@ -28,7 +28,8 @@ _OUTPUTS = struct.Struct("<II")
 _HAS_DUE = 1
 _CARRIES_OUTPUTS = 2
 _LISTS_OUTPUTS = 4
-_FLAGS = _HAS_DUE | _CARRIES_OUTPUTS | _LISTS_OUTPUTS
+_SENDS = _CARRIES_OUTPUTS | _LISTS_OUTPUTS
+_FLAGS = _HAS_DUE | _SENDS
 _ALIGNMENT = 8
 _MOST_BITMAP = MAX_KEY_GROUPS // 8
 
@@ -52,96 +53,89 @@ class Inline(NamedTuple):
         """Return whether it has a change of one of these partitions (a bitmap)."""
         return self.partitions & partitions != 0
 
-    @property
-    def bitmap(self) -> bytes:
-        """The partitions as bytes, without zeros at the end."""
-        return self.partitions.to_bytes(-(-self.partitions.bit_length() // 8), "little")
-
-    def check(self) -> None:
-        """Raise Corrupt if its numbers are impossible for changes."""
-        is_range = self.first_key_group <= self.last_key_group
-        if not (self.changes and self.partitions and self.size_bytes and is_range and self.value_schema_id >= 0):
-            raise Corrupt("a commit's changes have impossible numbers", changes=self.changes)
-
 
 _NO_CHANGES = Inline(0, 0, 0, 0, 0, 0)
 
 
-class InlineOutputs(NamedTuple):
-    """The description of the messages that a commit carries: how many, in a batch of `size_bytes`."""
+class CommitOutputs(NamedTuple):
+    """The messages that leave with a commit.
 
-    messages: int
-    size_bytes: int
-
-
-class InlineHead(NamedTuple):
-    """The description of the changes and of the messages that a commit carries; None if it carries none.
-
-    `lists_outputs`: whether its handles list messages, which older programs would drop.
+    `messages`, `size_bytes`: how many it carries, and the size of their batch; 0 if it carries none.
+    `is_listed`: whether its handles list some, which older programs would drop.
     """
 
-    inline: Inline | None = None
-    outputs: InlineOutputs | None = None
-    lists_outputs: bool = False
+    messages: int = 0
+    size_bytes: int = 0
+    is_listed: bool = False
 
-    @property
-    def flags(self) -> int:
-        """What an older program must not overlook, as bits. Without any, the commit is of an older version."""
-        has_due = self.inline is not None and self.inline.has_due
-        return _HAS_DUE * has_due | _CARRIES_OUTPUTS * (self.outputs is not None) | _LISTS_OUTPUTS * self.lists_outputs
 
-    @property
-    def head_bytes(self) -> int:
-        """How many bytes `pack` gives."""
-        bitmap = self.inline.bitmap if self.inline else b""
-        return _HEAD.size + len(bitmap) + _OUTPUTS.size * (self.outputs is not None)
+def flags_of(inline: Inline | None, outputs: CommitOutputs | None) -> int:
+    """Return what an older program must not overlook, as bits. Without any, the commit is of an older version."""
+    flags = _HAS_DUE if inline is not None and inline.has_due else 0
+    if outputs is not None:
+        flags |= _CARRIES_OUTPUTS * (outputs.messages > 0) | _LISTS_OUTPUTS * outputs.is_listed
+    return flags
 
-    def pack(self, body: bytes) -> bytes:
-        """Encode it as in a record, in front of the body."""
-        schema_id, changes, size_bytes, first, last, _, _ = inline = self.inline or _NO_CHANGES
-        bitmap = inline.bitmap
-        head = _HEAD.pack(schema_id, changes, len(body), size_bytes, first, last, len(bitmap), self.flags)
-        return b"".join((head, bitmap, _OUTPUTS.pack(*self.outputs) if self.outputs else b""))
 
-    def batch_starts(self, body_end: int) -> tuple[int, int, int]:
-        """Return where the changes and the messages begin, and where they end, behind a body that ends there."""
-        starts, end = list[int](), body_end
-        for one in (self.inline, self.outputs):
-            starts.append(end + padding(end))
-            end = starts[-1] + one.size_bytes if one else end
-        return starts[0], starts[1], end
+def inline_bytes(inline: Inline | None, outputs: CommitOutputs | None) -> int:
+    """Return how many bytes `pack_inline` gives."""
+    bitmap_bytes = 0 if inline is None else -(-inline.partitions.bit_length() // 8)
+    return _HEAD.size + bitmap_bytes + (_OUTPUTS.size if outputs is not None and outputs.messages else 0)
 
-    @classmethod
-    def unpack(cls, data: bytes, at: int, *, is_flagged: bool = False) -> "tuple[InlineHead, int, int]":
-        """Decode it at an offset. Return it with the start and the end of the body.
 
-        `is_flagged`: whether the commit is of the version with flags. Raises Corrupt, UnknownFormat, struct.error.
-        """
-        schema_id, changes, body_bytes, size_bytes, first, last, bitmap_bytes, flags = _HEAD.unpack_from(data, at)
-        flags = flags if is_flagged else 0
-        if flags & ~_FLAGS:
-            raise UnknownFormat("a commit carries what this program does not know", flags=flags, known=_FLAGS)
-        if is_flagged and not flags:
-            raise Corrupt("a commit has none of the flags that its version is for")
-        start = at + _HEAD.size + bitmap_bytes
-        partitions = int.from_bytes(data[at + _HEAD.size : start], "little")
-        inline = Inline(schema_id, changes, size_bytes, first, last, partitions, bool(flags & _HAS_DUE))
-        if bitmap_bytes > _MOST_BITMAP or len(inline.bitmap) != bitmap_bytes:
-            raise Corrupt("a commit's bitmap of partitions ends with zeros", size_bytes=bitmap_bytes)
-        outputs: InlineOutputs | None = None
-        if flags & _CARRIES_OUTPUTS:
-            outputs = InlineOutputs(*_OUTPUTS.unpack_from(data, start))
-            start += _OUTPUTS.size
-            if not outputs.messages or not outputs.size_bytes:
-                raise Corrupt("a commit's messages have impossible numbers", messages=outputs.messages)
-        is_without = inline == _NO_CHANGES and flags & ~_HAS_DUE
-        if not is_without:
-            inline.check()
-        found = cls(None if is_without else inline, outputs, bool(flags & _LISTS_OUTPUTS))
-        end = start + body_bytes
-        if found.batch_starts(end)[-1] != len(data):
-            raise Corrupt("a commit's size differs from its head", size_bytes=len(data))
-        return found, start, end
+def pack_inline(inline: Inline | None, outputs: CommitOutputs | None, body_bytes: int) -> bytes:
+    """Encode both as in a record, in front of a body of this size."""
+    schema_id, changes, size_bytes, first, last, partitions, _ = inline or _NO_CHANGES
+    bitmap_bytes, flags = -(-partitions.bit_length() // 8), flags_of(inline, outputs)
+    head = _HEAD.pack(schema_id, changes, body_bytes, size_bytes, first, last, bitmap_bytes, flags)
+    head += partitions.to_bytes(bitmap_bytes, "little")
+    return head + _OUTPUTS.pack(*outputs[:2]) if outputs is not None and outputs.messages else head
+
+
+def unpack_inline(
+    data: bytes, at: int, *, is_flagged: bool = False
+) -> tuple[Inline | None, CommitOutputs | None, int, int]:
+    """Decode both at an offset. Return them with the start and the end of the body.
+
+    `is_flagged`: whether the commit is of the version with flags. Raises Corrupt, UnknownFormat, struct.error.
+    """
+    schema_id, changes, body_bytes, size_bytes, first, last, bitmap_bytes, flags = _HEAD.unpack_from(data, at)
+    if not is_flagged:
+        flags = 0
+    elif flags & ~_FLAGS:
+        raise UnknownFormat("a commit carries what this program does not know", flags=flags, known=_FLAGS)
+    elif not flags:
+        raise Corrupt("a commit has none of the flags that its version is for")
+    start = at + _HEAD.size + bitmap_bytes
+    partitions = int.from_bytes(data[at + _HEAD.size : start], "little")
+    outputs = None
+    if flags & _SENDS:
+        outputs, start = _unpack_outputs(data, start, flags)
+    end = start + body_bytes
+    carried_bytes = size_bytes if outputs is None else size_bytes + outputs.size_bytes
+    if end + (-end % _ALIGNMENT if carried_bytes else 0) + carried_bytes != len(data) or bitmap_bytes > _MOST_BITMAP:
+        raise Corrupt("a commit's size differs from its head", size_bytes=len(data))
+    found = Inline(schema_id, changes, size_bytes, first, last, partitions, flags & _HAS_DUE != 0)
+    if outputs is not None and found == _NO_CHANGES and not bitmap_bytes:
+        return None, outputs, start, end
+    if not changes or not partitions or not size_bytes or first > last or schema_id < 0:
+        raise Corrupt("a commit's changes have impossible numbers", changes=changes)
+    if outputs is not None and size_bytes % _ALIGNMENT:
+        raise Corrupt("a commit's messages do not begin at a multiple of 8 bytes", size_bytes=size_bytes)
+    if -(-partitions.bit_length() // 8) != bitmap_bytes:
+        raise Corrupt("a commit's bitmap of partitions ends with zeros", size_bytes=bitmap_bytes)
+    return found, outputs, start, end
+
+
+def _unpack_outputs(data: bytes, at: int, flags: int) -> tuple[CommitOutputs, int]:
+    """Decode the messages' description, if there is one. Return it with the start of what follows."""
+    is_listed = flags & _LISTS_OUTPUTS != 0
+    if not flags & _CARRIES_OUTPUTS:
+        return CommitOutputs(is_listed=is_listed), at
+    messages, size_bytes = _OUTPUTS.unpack_from(data, at)
+    if not messages or not size_bytes:
+        raise Corrupt("a commit's messages have impossible numbers", messages=messages)
+    return CommitOutputs(messages, size_bytes, is_listed), at + _OUTPUTS.size
 
 
 class Carried(NamedTuple):

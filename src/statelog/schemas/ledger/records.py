@@ -24,7 +24,15 @@ from statelog.errors import ConfigError, Corrupt, CorruptLedger, Misuse, Unknown
 from statelog.schemas.avro import RecordCodec, blob, block, datum_of
 from statelog.schemas.key_groups import MAX_KEY_GROUPS
 from statelog.schemas.ledger.handle import Checkpoint, Entry, Handle
-from statelog.schemas.ledger.inline import Inline, InlineHead, InlineOutputs, padding
+from statelog.schemas.ledger.inline import (
+    CommitOutputs,
+    Inline,
+    flags_of,
+    inline_bytes,
+    pack_inline,
+    padding,
+    unpack_inline,
+)
 from statelog.schemas.ledger.place import ORIGIN, LogIdentity, Metadata, Place, metadata_bytes
 from statelog.schemas.names import check_name
 
@@ -44,7 +52,6 @@ _FINAL = 1
 _HAS_META = 2
 _MOST_EXTENTS = MAX_KEY_GROUPS  # One per partition; a log has at most as many partitions as key groups.
 _MOST_OPEN_BYTES = 1 << 20  # Twice what the longest names and all partitions need.
-_NOTHING_INLINE = InlineHead()
 _OPENS = RecordCodec("open", earlier=["open-1"])
 _BODIES = RecordCodec("commit")
 _LOSSES = RecordCodec("accept_loss")
@@ -118,9 +125,9 @@ class Commit:
     `packed_extents`, `packed_witness`: as bytes, because a plan holds many commits and the garbage collector visits
     every object.
     `body`: undecoded Avro; see `read_body`.
-    `inline`, `outputs`: describe the changes and the messages inside the commit's own record, or None.
-    `batch`, `output_batch`: these, to be written. Empty in a commit that was read.
-    `lists_outputs`: whether its handles list messages. Extents span those, too.
+    `inline`: describes the changes inside the commit's own record, or None.
+    `outputs`: describes the messages that leave with it, or None. Extents span those that its handles list, too.
+    `batch`: what it carries, to be written: its changes, and then its messages. Empty in a commit that was read.
     """
 
     epoch: int
@@ -133,44 +140,34 @@ class Commit:
     has_meta: bool = False
     body: bytes = field(default=b"", repr=False)
     inline: Inline | None = None
-    outputs: InlineOutputs | None = None
-    lists_outputs: bool = False
+    outputs: CommitOutputs | None = None
     batch: bytes = field(default=b"", repr=False, compare=False)
-    output_batch: bytes = field(default=b"", repr=False, compare=False)
     start: int = field(default=_PREFIX.size, repr=False, compare=False)
     """The offset of its payload inside its record, which may hold other commits before it."""
 
     @property
     def size_bytes(self) -> int:
         """The size of its record."""
-        if self.inline_head == _NOTHING_INLINE:
-            return self._head_bytes + len(self.body)
-        return self._batch_starts[-1] - self.start + _PREFIX.size
-
-    @property
-    def has_outputs(self) -> bool:
-        """Whether messages leave with it."""
-        return self.outputs is not None or self.lists_outputs
+        carried_bytes = self.inline.size_bytes if self.inline else 0
+        carried_bytes += self.outputs.size_bytes if self.outputs else 0
+        end = self.batch_start + carried_bytes if carried_bytes else self._body_end
+        return end - self.start + _PREFIX.size
 
     @property
     def batch_start(self) -> int:
-        """The offset of its inline changes inside its record."""
-        return self._batch_starts[0]
+        """The offset of what it carries inside its record: of its changes, if it carries any."""
+        return self._body_end + padding(self._body_end)
 
     @property
     def output_start(self) -> int:
-        """The offset of its inline messages inside its record."""
-        return self._batch_starts[1]
+        """The offset of the messages that it carries inside its record."""
+        return self.batch_start + (self.inline.size_bytes if self.inline else 0)
 
     @property
-    def inline_head(self) -> InlineHead:
-        """The description of all that its record carries."""
-        return InlineHead(self.inline, self.outputs, self.lists_outputs)
-
-    @property
-    def _batch_starts(self) -> tuple[int, int, int]:
-        head = self.inline_head
-        return head.batch_starts(self.start - _PREFIX.size + self._head_bytes + head.head_bytes + len(self.body))
+    def _body_end(self) -> int:
+        is_plain = self.inline is None and self.outputs is None
+        head_bytes = self._head_bytes + (0 if is_plain else inline_bytes(self.inline, self.outputs))
+        return self.start - _PREFIX.size + head_bytes + len(self.body)
 
     @property
     def _head_bytes(self) -> int:
@@ -202,10 +199,11 @@ class Commit:
         final: bool = False,
         inline: Inline | None = None,
         batch: bytes = b"",
-        outputs: InlineOutputs | None = None,
-        output_batch: bytes = b"",
+        outputs: CommitOutputs | None = None,
     ) -> "Commit":
         """Make the commit of `handles` and of what its record carries. The head is derived from them."""
+        if any(handle.outputs for handle in handles):
+            outputs = (outputs or CommitOutputs())._replace(is_listed=True)
         return cls(
             epoch=epoch,
             nonce=nonce,
@@ -218,9 +216,7 @@ class Commit:
             body=_body_bytes(metadata, handles),
             inline=inline,
             outputs=outputs,
-            lists_outputs=any(handle.outputs for handle in handles),
             batch=batch,
-            output_batch=output_batch,
         )
 
     def read_body(self) -> CommitBody:
@@ -234,7 +230,7 @@ class Commit:
         has_meta = any(step.meta for handle in handles for step in handle.steps)
         lists_outputs = any(handle.outputs for handle in handles)
         found = _extents(entries), has_meta, lists_outputs
-        if found != (self.extents, self.has_meta, self.lists_outputs):
+        if found != (self.extents, self.has_meta, self.outputs is not None and self.outputs.is_listed):
             raise CorruptLedger("a commit's head and body differ", epoch=self.epoch, checkpoint=self.checkpoint.id)
         return CommitBody(metadata=datum["metadata"], handles=handles)
 
@@ -364,15 +360,12 @@ def _commit_payload(commit: Commit) -> tuple[int, bytes]:
     ids, flags = (*commit.base, *commit.checkpoint), _FINAL * commit.final | _HAS_META * commit.has_meta
     head = _HEAD.pack(commit.epoch, commit.nonce, *ids, flags, len(commit.packed_extents) // _EXTENT.size)
     payload = b"".join((head, commit.packed_witness, commit.packed_extents))
-    inline = commit.inline_head
-    if inline == _NOTHING_INLINE:
-        return _LINKED, payload + commit.body
-    parts = [payload, inline.pack(commit.body), commit.body]
-    size = sum(map(len, parts))
-    for batch in filter(None, (commit.batch, commit.output_batch)):
-        parts += bytes(padding(size)), batch
-        size += padding(size) + len(batch)
-    return _FLAGGED if inline.flags else _INLINE, b"".join(parts)
+    inline, outputs, body = commit.inline, commit.outputs, commit.body
+    if inline is None and outputs is None:
+        return _LINKED, payload + body
+    payload += pack_inline(inline, outputs, len(body)) + body
+    version = _FLAGGED if flags_of(inline, outputs) else _INLINE
+    return version, b"".join((payload, bytes(padding(len(payload))), commit.batch)) if commit.batch else payload
 
 
 def decode(value: bytes) -> LedgerRecord | None:
@@ -443,9 +436,9 @@ def _decode_commit(payload: bytes, *, version: int = _LINKED, start: int = _PREF
     end = extents + count * _EXTENT.size
     if count > _MOST_EXTENTS or end > len(payload):
         raise Corrupt("a commit's head names more extents than it holds", extents=count)
-    found, body, body_end = _NOTHING_INLINE, end, len(payload)
+    inline, outputs, body, body_end = None, None, end, len(payload)
     if version >= _INLINE:
-        found, body, body_end = InlineHead.unpack(payload, end, is_flagged=version >= _FLAGGED)
+        inline, outputs, body, body_end = unpack_inline(payload, end, is_flagged=version >= _FLAGGED)
     return Commit(
         epoch=epoch,
         nonce=nonce,
@@ -456,9 +449,8 @@ def _decode_commit(payload: bytes, *, version: int = _LINKED, start: int = _PREF
         final=bool(flags & _FINAL),
         has_meta=bool(flags & _HAS_META),
         body=payload[body:body_end],
-        inline=found.inline,
-        outputs=found.outputs,
-        lists_outputs=found.lists_outputs,
+        inline=inline,
+        outputs=outputs,
         start=start,
     )
 
