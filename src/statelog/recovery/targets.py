@@ -47,25 +47,34 @@ def fill_dict(reader: PlanReader, *, with_group: bool, values_of: ValuesOf) -> t
     `with_group` makes (key group, key) the key, for logs whose callers name the key groups: there one key may be in
     several of them.
     """
-    (state, _), rows = fill_dicts(reader, with_group=with_group, values_of=values_of)
-    return state, rows
+    state = _filled(reader, with_group, values_of, None)
+    return state, len(state)
 
 
 def fill_dicts(
     reader: PlanReader, *, with_group: bool, values_of: ValuesOf
 ) -> tuple[tuple[dict[Any, Any], dict[Any, int]], int]:
     """Fill the dict of `fill_dict`, and one from key to due, in milliseconds, of the keys that have one."""
-    state, dues = dict[Any, Any](), dict[Any, int]()
+    dues = dict[Any, int]()
+    state = _filled(reader, with_group, values_of, dues)
+    return (state, dues), len(state)
+
+
+def _filled(reader: PlanReader, with_group: bool, values_of: ValuesOf, dues: dict[Any, int] | None) -> dict[Any, Any]:
+    """Return the dict from key to value, and put the dues of keys into `dues`."""
+    state = dict[Any, Any]()
     for table in reader.slices():
         for batch in table.to_batches():
             keys = batch.column("key").to_pylist()
             if with_group:
                 keys = list(zip(batch.column("key_group").to_pylist(), keys, strict=True))
             state.update(zip(keys, values_of(batch.column("value"), keys), strict=True))
-            if has_due(batch):
-                found = zip(keys, dues_of(batch), strict=True)
-                dues.update((key, due_ms) for key, due_ms in found if due_ms is not None)
-    return (state, dues), len(state)
+            if dues is not None and has_due(batch):
+                found: Any = zip(keys, dues_of(batch), strict=True)
+                if batch.column(DUE.name).null_count:
+                    found = (one for one in found if one[1] is not None)
+                dues.update(found)
+    return state
 
 
 def values_of(column: pa.Array, keys: Sequence[Any]) -> list[Any]:
