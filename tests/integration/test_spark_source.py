@@ -364,3 +364,46 @@ def test_a_held_state_outlives_rounds(spark: SparkSession, rig: SparkLog, tmp_pa
         with pytest.raises(Exception, match=r"load\(\) again") as caught:
             df.select("n").distinct().collect()
         assert isinstance(error_of(caught.value), NotFound)
+
+
+def test_dues_are_shown_where_they_are_included(spark: SparkSession, rig: SparkLog, tmp_path: Path) -> None:
+    """A state, changes and a stream have the column `due` if it is included: from a snapshot and from the tail."""
+    first, second = (datetime.datetime(2030, 1, 1, 12, 0, second, 250_000, datetime.UTC) for second in (0, 1))
+    with Writer(rig.log, "w") as writer:
+        for key in range(20):
+            writer.put(key, {"n": key}, due=first if key % 2 else None)
+        writer.commit()
+        run_round(rig.log, MaterializerSettings(scratch=tmp_path))
+        writer.put(1, {"n": 1}, due=second)
+        writer.put(2, {"n": 2}, due=second)
+        writer.delete(3)
+        writer.commit()
+    expected = {key: first if key % 2 else None for key in range(20)} | {1: second, 2: second}
+    del expected[3]
+    seconds = "cast(due as double) as due"
+    reader = spark.read.format("statelog").options(**rig.options)
+    assert reader.load().columns == ["key", "n", "note"]
+    state = reader.option("includeDue", "true").load()
+    assert state.columns == ["key", "n", "note", "due"]
+    shown = {row.key: row.due for row in state.selectExpr("key", seconds).collect()}
+    assert shown == {key: None if due is None else due.timestamp() for key, due in expected.items()}
+    changes = reader.options(read="changes", includeDue="true").load()
+    later = changes.where("checkpoint = 2").selectExpr("key", "op", seconds).collect()
+    assert sorted((row.key, row.op, row.due) for row in later) == [
+        (1, "put", second.timestamp()),
+        (2, "put", second.timestamp()),
+        (3, "delete", None),
+    ]
+    stream = spark.readStream.format("statelog").options(**rig.options, includeDue="true", startingPosition="snapshot")
+    query = (
+        stream.load()
+        .selectExpr("key", "op", "position", seconds)
+        .writeStream.format("parquet")
+        .option("checkpointLocation", str(tmp_path / "checkpoint"))
+        .trigger(availableNow=True)
+        .start(str(tmp_path / "rows"))
+    )
+    assert query.awaitTermination(120)
+    rows = sorted(spark.read.parquet(str(tmp_path / "rows")).collect(), key=lambda row: int(row.position))
+    newest = {row.key: (row.op, row.due) for row in rows}
+    assert newest == {key: ("put", due) for key, due in shown.items()} | {3: ("delete", None)}
