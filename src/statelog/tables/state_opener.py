@@ -34,6 +34,7 @@ from statelog.reading import (
 )
 from statelog.recovery import AtPosition, Plan, Recovery, newest_changes, plan_changes
 from statelog.recovery.settings import terms_of, tuning_of
+from statelog.schemas.changes.due import only_used
 from statelog.schemas.ledger.state import LedgerState
 from statelog.schemas.snapshot.manifest import Manifest
 from statelog.store.disk.disk import is_there
@@ -222,10 +223,11 @@ class StateOpener:
         rows, plan = 0, self._changes_since(start, folding)
         self._wanted.check_final(plan.state)
         if not plan.is_empty:
-            newest = self._setup.environment.run(newest_changes, self._setup.log, plan, settings=self._recovery)
+            log, settings = self._setup.log, self._recovery
+            newest = self._setup.environment.run(newest_changes, log, plan, due=True, settings=settings)
             with closing(newest) as tables:
                 for table in tables:
-                    store.load(table)
+                    store.load(only_used(table))
                     rows += table.num_rows
                     self._on_step()
         return rows

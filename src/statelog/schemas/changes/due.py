@@ -140,11 +140,11 @@ def with_dues(batch: pa.RecordBatch, dues: pa.Array) -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays([*batch.columns, dues], schema=with_due(batch.schema))
 
 
-def only_used(batch: pa.RecordBatch) -> pa.RecordBatch:
+def only_used(changes: Changes) -> Changes:
     """Return changes without the column if no row has a due."""
-    if not has_due(batch) or batch.column(_COLUMNS).null_count < batch.num_rows:
-        return batch
-    return pa.RecordBatch.from_arrays(batch.columns[:_COLUMNS], schema=without_due(batch.schema))
+    if not has_due(changes) or changes.column(_COLUMNS).null_count < changes.num_rows:
+        return changes
+    return changes.select(range(_COLUMNS))
 
 
 # ---- the column
