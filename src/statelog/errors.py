@@ -8,7 +8,7 @@
     ├── NotFound, AlreadyExists
     ├── Unsafe           UnsafeTopic, UnsafeStore
     ├── Unavailable      BrokerUnavailable, StoreUnavailable, StorageFull, TooOld, RoundGivenUp
-    ├── PersistFailed, OutcomeUnknown, SubscriptionEnded, Fenced, CommitRefused
+    ├── PersistFailed, PublishFailed, OutcomeUnknown, SubscriptionEnded, Fenced, CommitRefused
     └── Damaged          UnknownFormat
         ├── Corrupt      CorruptChunk, CorruptLedger, CorruptDescriptor, CorruptManifest, CorruptRun, Unreadable
         └── DataLoss     IdentityChanged, OffsetGone, BeyondEnd, AnchorMismatch, IncompleteChangeSet
@@ -196,6 +196,12 @@ class RoundGivenUp(Unavailable):
 
 class PersistFailed(StatelogError):
     """Change sets that did not become durable. They were never committed and do not count."""
+
+
+class PublishFailed(StatelogError):
+    """Messages of commits could not be published in time. The commits stay, and no message is skipped."""
+
+    default_hint = "Mend the cause, and open the table again: its next owner goes on with these messages"
 
 
 class OutcomeUnknown(StatelogError):

@@ -24,7 +24,8 @@ _FOREIGN = {
     # Settings of systemd, and kinds of Kubernetes.
     "ExecStart", "NetworkPolicy", "PodDisruptionBudget", "ServiceAccount", "StatefulSet", "SystemCallFilter",
     # IAM actions of Amazon MSK.
-    "AlterGroup", "CreateTopic", "DeleteTopic", "DescribeGroup", "DescribeTopic", "DescribeTopicDynamicConfiguration",
+    "AlterGroup", "AlterTransactionalId", "CreateTopic", "DeleteTopic", "DescribeGroup", "DescribeTopic",
+    "DescribeTopicDynamicConfiguration", "DescribeTransactionalId",
     "ReadData", "WriteData", "WriteDataIdempotently",
 }  # fmt: skip
 _BARE = {path.name for folder in (ROOT / "tests", SOURCE / "schemas" / "avsc") for path in folder.rglob("*.*")}

@@ -3,10 +3,12 @@
 Invariant: a table owns whole partitions, with all of their key groups, because a partition has only one owner.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
 from enum import StrEnum
 from os import PathLike
+from typing import Literal
 
 from statelog.closing import Closing, undone_by_errors
 from statelog.environment import Environment, current_environment
@@ -26,6 +28,7 @@ from statelog.tables.state.directory import StateDirectory
 from statelog.tables.state.keys import KeyRule
 
 _NAME = "table"
+_OUTPUTS = ("exactly-once", "at-least-once")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,6 +78,9 @@ class TableSettings:
                            the commits since the newest snapshot are read; the rest is loaded in the background.
                            "on-demand": the rest stays in the snapshot, and is read from there. Refused where rows
                            expire: they could not be found to be deleted
+    outputs                "exactly-once": sent messages are published in Kafka transactions. "at-least-once": without
+                           them, for a Kafka that has none; the header `statelog` of each message shows repeats
+    outputs_patience_s     how long publishing is tried again if a topic or the cluster refuses; then the table ends
     writer                 how changes are batched and sent
     recovery               how the state is recovered, and the name of its lease
     """
@@ -85,12 +91,19 @@ class TableSettings:
     cache_bytes: int = 128 << 20
     write_buffer_bytes: int = 32 << 20
     loading: Loading | str = Loading.FIRST
+    outputs: Literal["exactly-once", "at-least-once"] = "exactly-once"
+    outputs_patience_s: float = 60.0
     writer: WriterSettings = field(default_factory=WriterSettings)
     recovery: RecoverySettings = field(default_factory=lambda: RecoverySettings(holder="table"))
     _tuning: TableTuning = field(default_factory=TableTuning, repr=False)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "loading", parse_enum(Loading, "loading", self.loading))
+        if self.outputs not in _OUTPUTS:
+            raise ConfigError(f"outputs is {self.outputs!r}", hint=f"Choose from {', '.join(_OUTPUTS)}")
+        check_kind("outputs_patience_s", self.outputs_patience_s, int, float, example="a number of seconds")
+        if not 0 <= self.outputs_patience_s < math.inf:
+            raise ConfigError(f"outputs_patience_s is {self.outputs_patience_s} and must be finite, and not negative")
         for name in (one.name for one in fields(self) if one.type is bool):
             check_kind(name, getattr(self, name), bool, example="True or False")
         check_kind("writer", self.writer, WriterSettings, example="WriterSettings(...)")
