@@ -154,7 +154,7 @@ class _Story:
         """Take random steps."""
         steps: list[Callable[[], None]] = [self.put, self.put, self.put, self.pass_time, self.run, self.run]
         steps += [self.commit, self.commit, self.fail, self.undo, self.die]
-        self.table.run_due(lambda *_: None)
+        self.table.run_due(print)
         for _ in range(STEPS):
             was = self.table
             self.chance.choice(steps)()

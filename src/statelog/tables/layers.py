@@ -100,9 +100,12 @@ class Layers:
 
     def holding(self, key: Any) -> Layer | None:
         """Return the newest layer with a change of a key; None if there is none."""
-        for layer in (self.active, *reversed(self.suspended), *reversed(self._sealed)):
-            if key in layer.changes:
-                return layer
+        if key in self.active.changes:
+            return self.active
+        if self.below:
+            for layer in (*reversed(self.suspended), *reversed(self._sealed)):
+                if key in layer.changes:
+                    return layer
         return None
 
     def dues(self) -> dict[Any, int]:

@@ -11,7 +11,6 @@ Invariants:
 - Nothing here reads a clock.
 """
 
-import math
 from collections.abc import Sequence
 from datetime import datetime
 from typing import Any, NamedTuple, TypeAlias, TypeVar, cast
@@ -34,6 +33,8 @@ _COLUMNS = 4
 Changes = TypeVar("Changes", pa.Table, pa.RecordBatch)
 _UNITS = {"s": (1000, 1), "ms": (1, 1), "us": (1, 1000), "ns": (1, 1_000_000)}
 """The milliseconds of each, and how many make one, by unit of Arrow."""
+_INEXACT_MS = 0.0005
+"""A float of seconds may be so much less than the milliseconds that it was made of."""
 _OUTSIDE = "it is outside of the years 1970 to 9999"
 
 
@@ -42,19 +43,27 @@ def due_ms_of(due: object) -> int:
 
     `due`: seconds since 1970, or a datetime with a time zone. Raises InvalidChange.
     """
+    seconds = due if type(due) is float else _seconds(due)
+    exact_ms = seconds * 1000
+    try:
+        due_ms = int(exact_ms + 0.5)
+    except (OverflowError, ValueError):  # It is infinite, or not a number.
+        raise _refused(due, _OUTSIDE) from None
+    if exact_ms - due_ms > _INEXACT_MS:
+        due_ms += 1
+    if not 0 <= due_ms <= DUE_MS_MAX or exact_ms < 0:
+        raise _refused(due, _OUTSIDE)
+    return due_ms
+
+
+def _seconds(due: object) -> float:
     if isinstance(due, datetime):
         if due.utcoffset() is None:
             raise _refused(due, "it has no time zone")
-        due = due.timestamp()
+        return due.timestamp()
     if isinstance(due, bool) or not isinstance(due, int | float):
         raise _refused(due, "it is no time")
-    try:
-        due_ms = math.ceil(round(due * 1000, 3))
-    except (OverflowError, ValueError):  # It is infinite, or not a number.
-        due_ms = -1
-    if not 0 <= due_ms <= DUE_MS_MAX:
-        raise _refused(due, _OUTSIDE)
-    return due_ms
+    return due
 
 
 def _refused(due: object, problem: str) -> InvalidChange:

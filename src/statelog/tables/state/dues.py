@@ -87,7 +87,8 @@ class DueIndex:
     @property
     def earliest_ms(self) -> int | None:
         """The earliest due; None if no key has one. A thread may read it while another one changes the index."""
-        return next(iter(self._heap), None)
+        heap = self._heap
+        return heap[0] if heap else None  # Another thread only adds to it.
 
     def overdue(self, now_ms: int, most: int, is_wanted: IsWanted) -> list[DueKey]:
         """Return up to `most` wanted keys that are due at `now_ms`, with their dues, oldest first."""

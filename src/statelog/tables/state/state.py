@@ -230,18 +230,17 @@ class State:
         return None if self._now_ms is None else self._now_ms()
 
     def _unhidden(self, key: Any) -> Any:
-        value = self.stored(key)
-        return None if value is not None and self._is_hidden(key) else value
-
-    def _is_hidden(self, key: Any) -> bool:
+        store = self.store
+        value = self._get(key) if store.missing else self._local_get(key)
+        if value is None:
+            return None
         assert self._now_ms is not None
-        now_ms = self._now_ms()
-        if self.is_local:
-            earliest_ms = self.earliest_due_ms
-            if earliest_ms is None or now_ms < earliest_ms:
-                return False
-        due_ms = self.due_ms(key)
-        return due_ms is not None and due_ms <= now_ms
+        now_ms, due_ms = self._now_ms(), None
+        if store.missing:
+            due_ms = self.due_ms(key)
+        elif (earliest_ms := store.earliest_due_ms) is not None and earliest_ms <= now_ms:  # Mostly nothing is due.
+            due_ms = store.due_ms(key)
+        return None if due_ms is not None and due_ms <= now_ms else value
 
     # ---- changes
 
