@@ -281,6 +281,21 @@ def test_a_batch_write_is_one_commit(spark: SparkSession, rig: SparkLog) -> None
     assert rig.numbers() == {key: key * 2 for key in range(20)}
 
 
+@pytest.mark.parametrize("unique_keys", ["true", "false"])
+def test_dues_of_rows_come_back(spark: SparkSession, rig: SparkLog, unique_keys: str) -> None:
+    """A column `due` of times is that of the log: it comes back with `includeDue`, rounded up to milliseconds."""
+    rows = spark.sql(
+        "select id as key, id as n, if(id = 1, null, timestamp'2030-01-31 12:00:00.0001 UTC') as due from range(3)"
+    )
+    options = {**rig.options, "writerId": "job", "uniqueKeys": unique_keys}
+    rows.coalesce(1).write.format("statelog").mode("append").options(**options).save()
+    found = spark.read.format("statelog").options(**rig.options, includeDue="true").load()
+    due_ms = {row.key: row.ms for row in found.selectExpr("key", "unix_millis(due) as ms").collect()}
+    noon_ms = 1_896_091_200_001
+    assert due_ms == {0: noon_ms, 1: None, 2: noon_ms}
+    assert rig.numbers() == {0: 0, 1: 1, 2: 2}
+
+
 @pytest.mark.parametrize("way", ["write", "write of unique keys", "stream", "upsert"])
 def test_text_that_is_none_is_refused(
     spark: SparkSession, broker: Broker, log_name: str, tmp_path: Path, way: str
