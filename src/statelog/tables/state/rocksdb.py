@@ -18,7 +18,7 @@ from collections import deque
 from collections.abc import Collection, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
-from itertools import chain, islice, starmap
+from itertools import chain, starmap
 from operator import itemgetter
 from pathlib import Path
 from typing import Any
@@ -198,10 +198,15 @@ class RocksdbStore:
 
     def overdue(self, now_ms: int, most: int, is_wanted: IsWanted) -> list[DueKey]:
         """Return up to `most` wanted keys that are due at `now_ms`, with their dues, oldest first. Raises Corrupt."""
-        of_raw = self._keys.of_raw
+        of_raw, found = self._keys.of_raw, list[DueKey]()
         with self._translating():
-            found = ((of_raw(raw), due_ms) for raw, due_ms in self._dues.overdue(now_ms))
-            return list(islice((one for one in found if is_wanted(one[0])), most))
+            for raw, due_ms in self._dues.overdue(now_ms):
+                key = of_raw(raw)
+                if is_wanted(key):
+                    found.append((key, due_ms))
+                    if len(found) == most:
+                        break
+        return found
 
     def overdue_count(self, now_ms: int) -> int:
         """Count the rows that are due. Raises Corrupt."""
@@ -301,7 +306,7 @@ class RocksdbStore:
             was = sum(self.get(key) is not None for key in changes)
             self._rows += sum(value is not None for value in changes.values()) - was
         deleted = [key for key, value in changes.items() if value is None]
-        raw_deleted = list(map(self._raw, deleted))
+        raw_deleted = sorted(map(self._raw, deleted))
         self._delete(batch, raw_deleted)
         puts = {key: value for key, value in changes.items() if value is not None} if deleted else changes
         live = list(puts.values())
@@ -325,7 +330,7 @@ class RocksdbStore:
         for rows in changes.to_batches(max_chunksize=_BATCH_ROWS):
             batch = rocksdict.WriteBatch(raw_mode=True)
             deleted, puts = deletes_and_puts(rows)
-            raw_deleted = raw_keys(deleted).to_pylist()
+            raw_deleted = sorted(raw_keys(deleted).to_pylist())
             self._delete(batch, raw_deleted)
             values = avro_values(puts.column("value"), self._values.schema).to_pylist()
             keys, order = _raw_order(puts)
@@ -383,6 +388,7 @@ class RocksdbStore:
                 _LOG.warning("the local state %s was not written out: %s", self._directory.database, error)
 
     def _delete(self, batch: rocksdict.WriteBatch, keys: Sequence[bytes]) -> None:
+        """Delete rows in key order, as `_put`."""
         deque(map(batch.delete, keys), maxlen=0)
         if self.missing:
             for key in keys:

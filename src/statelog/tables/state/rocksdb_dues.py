@@ -21,6 +21,8 @@ from statelog.recovery.rocksdb_dues import BY_DUE, BY_KEY, DUE_BYTES, DUE_FAMILY
 
 _BEHIND_KEYS = b"l"
 """Sorts behind every entry `k`."""
+_LAST = b"\xff" * DUE_BYTES
+"""Behind every due."""
 _ENTRY = len(BY_DUE) + DUE_BYTES
 """Where the raw key of an entry `t` begins."""
 
@@ -70,28 +72,32 @@ class RocksdbDues:
 
     def _found_earliest(self) -> bytes | None:
         if not self._is_known:
-            first = next(self._entries(), None)
+            first = next(self._entries(self._floor, _LAST), None)
             self._earliest = None if first is None else first[len(BY_DUE) : _ENTRY]
             self._floor, self._is_known = self._earliest or self._floor, True
         return self._earliest
 
     def overdue(self, now_ms: int) -> Iterator[tuple[bytes, int]]:
         """Yield raw keys and dues of the rows that are due, oldest first."""
-        for entry in self._entries():
-            due_ms = int.from_bytes(entry[len(BY_DUE) : _ENTRY], "big")
-            if due_ms > now_ms:
-                return
-            yield entry[_ENTRY:], due_ms
+        earliest = self._found_earliest()
+        if earliest is None or now_ms < 0:
+            return
+        of_bytes = int.from_bytes
+        for entry in self._entries(earliest, due_bytes(now_ms + 1)):
+            yield entry[_ENTRY:], of_bytes(entry[len(BY_DUE) : _ENTRY], "big")
 
-    def _entries(self) -> Iterator[bytes]:
-        """Yield the entries `t`, in their order. They are the last ones of the family."""
+    def _entries(self, start: bytes, end: bytes) -> Iterator[bytes]:
+        """Yield the entries `t` from the due `start` on and below `end`, in their order."""
         if self._family is None:
             return
-        rows = self._family.iter()
+        rows, behind = self._family.iter(), BY_DUE + end
         try:
-            rows.seek(BY_DUE + self._floor)
+            rows.seek(BY_DUE + start)
             while rows.valid():
-                yield rows.key()
+                entry = rows.key()
+                if entry >= behind:
+                    return
+                yield entry
                 rows.next()
             rows.status()  # As in every scan of the store.
         finally:
