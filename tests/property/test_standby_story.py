@@ -23,10 +23,9 @@ from statelog.tables import Standby, Table, TableSettings
 from statelog.testing import Crash
 from tests.sim.judge import InputJudge
 from tests.sim.nemesis import Kind, Nemesis
-from tests.sim.plays.table import INPUT, MADE
+from tests.sim.plays.table import INPUT, MADE, check_dues, take
 from tests.sim.sweep import Faults, Sweep, Telling
 from tests.sim.world import LOG, Process, World
-from tests.support.samples.folds import put_all
 
 END = 16
 _SETTINGS = TableSettings(recovery=RecoverySettings(holder="story", threads=1))
@@ -44,6 +43,7 @@ class StandbyPlay:
     world: World
     is_kept: bool
     zombie_at: int
+    is_timed: bool = False
     judge: InputJudge = field(default_factory=lambda: InputJudge(INPUT.fold))
     tables: dict[str, Table[bytes, bytes]] = field(default_factory=dict[str, Table[bytes, bytes]])
     standbys: dict[str, Standby[bytes, bytes]] = field(default_factory=dict[str, Standby[bytes, bytes]])
@@ -124,14 +124,18 @@ class StandbyPlay:
         """Process one message of the input, and record it if the commit was acknowledged."""
         table = self.tables[process.name]
         offset = int(table.progress.get("offset", 0))
-        put_all(table, [INPUT.change(offset)])
+        take(table, offset, is_timed=self.is_timed)
         table.commit({"offset": offset + 1})
         self.judge.hear(offset + 1)
 
 
-def tell(scratch: Path, faults: Mapping[int, Kind], *, is_kept: bool, zombie_at: int = -1) -> StandbyPlay:
-    """Play the story with these faults, by number of the operation; `is_kept`: in RocksDB, else in a dict."""
-    held = StandbyPlay(World(scratch, Nemesis(faults)), is_kept, zombie_at)
+def tell(
+    scratch: Path, faults: Mapping[int, Kind], *, is_kept: bool, zombie_at: int = -1, is_timed: bool = False
+) -> StandbyPlay:
+    """Play the story with these faults, by number of the operation; `is_kept`: in RocksDB, else in a dict; `is_timed`:
+    most rows have a due.
+    """
+    held = StandbyPlay(World(scratch, Nemesis(faults)), is_kept, zombie_at, is_timed)
     world = held.world
     scenes: list[tuple[str, Callable[[StandbyPlay, Process], object]]] = [
         ("owner", lambda held, process: _process(held, process, 4)),
@@ -194,7 +198,9 @@ def _take_over(held: StandbyPlay, process: Process) -> None:
     held.tables[process.name] = standby.promote()
     held.is_promoting = False
     del held.standbys[process.name]
-    held.judge.check(held.tables[process.name])
+    offset = held.judge.check(held.tables[process.name])
+    if held.is_timed:
+        check_dues(held.tables[process.name], offset)
 
 
 def _is_over(held: StandbyPlay, process: Process) -> None:
@@ -218,10 +224,11 @@ pytestmark = pytest.mark.usefixtures("impatient", "collected")
 
 
 class Way(NamedTuple):
-    """The storage of the state, and the moment of the promotion at which the zombie commits."""
+    """The storage of the state, the moment of the promotion at which the zombie commits, and whether rows have dues."""
 
     is_kept: bool
     zombie_at: int = -1
+    is_timed: bool = False
 
 
 KINDS = (Kind.BEFORE, Kind.AFTER, Kind.OLD, Kind.CRASH_BEFORE, Kind.CRASH_AFTER, Kind.FATAL, Kind.LATE)
@@ -231,7 +238,7 @@ ZOMBIES = (-1, 2, 6)
 
 
 def _tell(scratch: Path, faults: Faults, way: Way) -> World:
-    world = tell(scratch, faults, is_kept=way.is_kept, zombie_at=way.zombie_at).world
+    world = tell(scratch, faults, is_kept=way.is_kept, zombie_at=way.zombie_at, is_timed=way.is_timed).world
     assert not [line for line in world.told if "set aside" in line], "a sound directory was quarantined"
     assert faults or way.zombie_at not in ZOMBIES or not world.told
     return world
@@ -249,10 +256,10 @@ def _sweep_moments(*, is_kept: bool, each: int = 1) -> None:
     SWEEP.play(Telling(f"at {at}", {}, Way(is_kept, at)) for at in range(0, play.moments, each))
 
 
-def _sweep_single(kind: Kind, *, is_kept: bool, each: int = 1) -> None:
+def _sweep_single(kind: Kind, *, is_kept: bool, is_timed: bool = False, each: int = 1) -> None:
     """Apply the fault to every `each`-th operation that can have it, with the zombie at one of its moments."""
     for number, at in enumerate(ZOMBIES):
-        SWEEP.play(SWEEP.single(kind, Way(is_kept, at), first=number * each, each=len(ZOMBIES) * each))
+        SWEEP.play(SWEEP.single(kind, Way(is_kept, at, is_timed), first=number * each, each=len(ZOMBIES) * each))
 
 
 def test_a_zombie_at_any_moment() -> None:
@@ -264,6 +271,12 @@ def test_a_zombie_at_any_moment() -> None:
 def test_one_fault(kind: Kind) -> None:
     """In a dict one operation fails, before or after its effect, or is its process's last."""
     _sweep_single(kind, is_kept=False, each=71)
+
+
+@pytest.mark.parametrize("is_kept", [False, True], ids=["dict", "rocksdb"])
+def test_dues_after_a_takeover(is_kept: bool) -> None:
+    """Whatever dies, who takes over has the due of every row."""
+    _sweep_single(Kind.CRASH_AFTER, is_kept=is_kept, is_timed=True, each=97)
 
 
 @pytest.mark.soak
@@ -279,6 +292,7 @@ def test_every_moment(is_kept: bool) -> None:
 def test_every_fault(kind: Kind, is_kept: bool) -> None:
     """Every fault is survived on both backends, with old answers and late writes."""
     _sweep_single(kind, is_kept=is_kept)
+    _sweep_single(kind, is_kept=is_kept, is_timed=True, each=5)
 
 
 @pytest.mark.soak

@@ -19,16 +19,18 @@ pytestmark = pytest.mark.usefixtures("impatient", "collected")
 
 
 class Way(NamedTuple):
-    """The storage of the state in a story's incarnations, and when it is local."""
+    """The storage of the state in a story's incarnations, when it is local, and whether some rows expire."""
 
     is_kept: bool
     loading: Loading = Loading.FIRST
+    is_timed: bool = False
 
     def __str__(self) -> str:
-        return f"{'rocksdb' if self.is_kept else 'dict'}-{self.loading}"
+        return f"{'rocksdb' if self.is_kept else 'dict'}-{self.loading}{'-dues' if self.is_timed else ''}"
 
 
-WAYS = [Way(is_kept, loading) for is_kept in (False, True) for loading in Loading]
+TIMED = [Way(is_kept, loading, True) for is_kept in (False, True) for loading in (Loading.FIRST, Loading.BEHIND)]
+WAYS = [*(Way(is_kept, loading) for is_kept in (False, True) for loading in Loading), *TIMED]
 KINDS = (Kind.BEFORE, Kind.AFTER, Kind.OLD, Kind.CRASH_BEFORE, Kind.CRASH_AFTER, Kind.FATAL, Kind.LATE)
 PAIRS = 600
 _TRUNCATED = "the log was truncated past it"
@@ -36,7 +38,7 @@ _TRUNCATED = "the log was truncated past it"
 
 
 def _tell(scratch: Path, faults: Faults, way: Way) -> World:
-    world = tell(scratch, faults, is_kept=way.is_kept, loading=way.loading)
+    world = tell(scratch, faults, is_kept=way.is_kept, loading=way.loading, is_timed=way.is_timed)
     aside = [line for line in world.told if "set aside" in line and not line.endswith(_TRUNCATED)]
     assert not aside, f"a sound directory was quarantined: {aside}"
     assert faults or not world.told
@@ -63,6 +65,13 @@ def test_one_fault(kind: Kind) -> None:
 def test_on_a_snapshot(kind: Kind, way: Way) -> None:
     """Incarnations open on a snapshot, and load the missing part partly, whole, or not at all."""
     SWEEP.play(SWEEP.single(kind, way, each=251 if kind is Kind.BEFORE else 67))
+
+
+@pytest.mark.parametrize("way", TIMED, ids=str)
+@pytest.mark.parametrize("kind", [Kind.CRASH_BEFORE, Kind.CRASH_AFTER], ids=lambda kind: kind.value)
+def test_rows_that_expire(kind: Kind, way: Way) -> None:
+    """After a death at writes and named points every row has its due, and no row is left once its due has come."""
+    SWEEP.play(SWEEP.single(kind, way, each=41))
 
 
 @pytest.mark.soak

@@ -107,6 +107,12 @@ class BaseSnapshot:
             raise ClosedError("the table has released its snapshot")
         return held
 
+    @property
+    def has_dues(self) -> bool:
+        """Whether a row of the present base may have a due; False after `release`."""
+        held = self._held
+        return held is not None and any(run.due_rows for run in held.manifest.runs)
+
     def advance(self, position: int) -> None:
         """Note that the table's place is at `position` now."""
         self._eligibility = replace(self._eligibility, position=position)

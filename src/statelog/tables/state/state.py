@@ -187,8 +187,9 @@ class State:
     @property
     def is_timed(self) -> bool:
         """Whether any row may have a due."""
+        base = self._base
         with self._steadily():
-            return self.store.is_timed
+            return self.store.is_timed or (base is not None and not self.is_local and base.has_dues)
 
     @property
     def earliest_due_ms(self) -> int | None:
