@@ -11,7 +11,7 @@ import pytest
 from click.testing import CliRunner
 
 from bench import __main__ as program
-from bench import fleet, put, table_commit, table_loop, table_open, table_takeover, tables
+from bench import due, fleet, put, table_commit, table_loop, table_open, table_takeover, tables
 from bench.figures import Figure
 from bench.run import BENCHMARKS
 from bench.setting import Setting
@@ -51,13 +51,15 @@ ROWS = {
     "takeover, standby level, 100 keys, rocksdb": "open without a standby",
     "3 logs in one daemon, a round each": "one by one",
     "takeover, standby behind, 100 keys, rocksdb": "open without a standby",
+    "put with a due, rocksdb": "no dues",
+    "open again, 100 keys with a due, rocksdb": "no dues",
 }
 """The measured work and its baseline, if that needs no other library."""
 
 
 NAMES = (
     "put", "latency", "restore", "key-kinds", "table-loop", "table-commit", "table-restart", "table-open",
-    "table-takeover", "fleet",
+    "table-takeover", "due", "fleet",
 )  # fmt: skip
 
 
@@ -66,7 +68,7 @@ def test_each_prints_its_rows(broker: Broker, monkeypatch: pytest.MonkeyPatch, t
     monkeypatch.setenv("STATELOG_BENCH_BROKER", broker.bootstrap)
     for peer in ("QUIX", "STREAMS"):
         monkeypatch.delenv(f"STATELOG_BENCH_{peer}", raising=False)
-    for module in (put, table_commit, table_loop, table_open, table_takeover):
+    for module in (due, put, table_commit, table_loop, table_open, table_takeover):
         monkeypatch.setattr(module, "BACKENDS", ("rocksdb",))
     monkeypatch.setattr(tables, "_LIFE_S", 0.05)
     monkeypatch.setattr(table_open, "_REQUEST_S", 0.001)
