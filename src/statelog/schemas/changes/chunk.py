@@ -15,10 +15,10 @@ Invariants:
 
 import hashlib
 import struct
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from itertools import accumulate, chain
+from itertools import accumulate
 from typing import NamedTuple, cast
 
 import numpy as np
@@ -345,10 +345,10 @@ class BatchFrame(NamedTuple):
 
     def message(self, rows: int, nulls: Sequence[int], buffers: Sequence[bytes]) -> bytes:
         """Return a batch's message, as `RecordBatch.serialize`. `rows` is at least 1; `nulls` are counts by column."""
-        return self.nested(rows, [(rows, null) for null in nulls], buffers)
+        return self.nested(rows, [one for null in nulls for one in (rows, null)], buffers)
 
-    def nested(self, rows: int, nodes: Iterable[tuple[int, int]], buffers: Sequence[bytes]) -> bytes:
-        """Return a message of columns that may be nested. `nodes`: rows and nulls of each, parents first."""
+    def nested(self, rows: int, nodes: Sequence[int], buffers: Sequence[bytes]) -> bytes:
+        """Return a message of columns that may be nested. `nodes`: rows and nulls of each in turn, parents first."""
         metadata = bytearray(self.metadata)
         body: list[bytes | bytearray] = [metadata]
         places, at = list[int](), 0
@@ -361,7 +361,7 @@ class BatchFrame(NamedTuple):
                 at += size + padding
         _NUMBER.pack_into(metadata, self.body_bytes_at, at)
         _NUMBER.pack_into(metadata, self.rows_at, rows)
-        self.nodes.pack_into(metadata, self.nodes_at, *chain.from_iterable(nodes))
+        self.nodes.pack_into(metadata, self.nodes_at, *nodes)
         self.places.pack_into(metadata, self.places_at, *places)
         return b"".join(body)
 

@@ -9,7 +9,7 @@ Invariants:
 """
 
 import struct
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from functools import cache
 from itertools import accumulate, chain, pairwise
 from typing import cast
@@ -32,6 +32,7 @@ OUTPUT_SCHEMA = pa.schema(
     ]
 )
 _FEW_ROWS = 64
+_FIRST_END = struct.Struct("<4xi")
 
 
 @cache
@@ -43,19 +44,19 @@ def output_bytes_max(record_bytes_max: int) -> int:
 def serialize_outputs(outputs: Sequence[Output]) -> bytes:
     """Return the record batch of messages (at least one) as one IPC message, without a schema."""
     topics, values, keys, headers, partitions = zip(*outputs, strict=True)
-    pairs = list(chain.from_iterable(cast("Iterable[tuple[tuple[str, bytes | None], ...]]", headers)))
-    count, header_count = len(outputs), len(pairs)
-    header_values = [value for _, value in pairs]
+    count = len(outputs)
+    pairs = list(chain.from_iterable(headers)) if any(headers) else ()
+    header_values, header_count = [value for _, value in pairs], len(pairs)
     nodes = (
-        (count, 0), (count, partitions.count(None)), (count, keys.count(None)), (count, values.count(None)),
-        (count, 0), (header_count, 0), (header_count, 0), (header_count, header_values.count(None)),
+        count, 0, count, partitions.count(None), count, keys.count(None), count, values.count(None),
+        count, 0, header_count, 0, header_count, 0, header_count, header_values.count(None),
     )  # fmt: skip
     buffers = (
         b"", *_binary([topic.encode() for topic in topics]),
-        _validity(partitions), struct.pack(f"<{count}i", *[partition or 0 for partition in partitions]),
+        *_partitions(partitions),
         *_nullable(keys),
         *_nullable(values),
-        b"", _ends(map(len, headers), count),
+        b"", _ends(headers) if pairs else bytes(4 * count + 4),
         b"",
         b"", *_binary([name.encode() for name, _ in pairs]),
         *_nullable(header_values),
@@ -107,26 +108,34 @@ def _frame() -> BatchFrame:
     return BatchFrame.of(OUTPUT_SCHEMA)
 
 
-def _ends(sizes: Iterable[int], count: int) -> bytes:
-    return struct.pack(f"<{count + 1}i", *accumulate(sizes, initial=0))
+def _ends(rows: Sequence[Sequence[object]]) -> bytes:
+    """Return the offsets of a column; none of one without rows."""
+    if len(rows) == 1:
+        return _FIRST_END.pack(len(rows[0]))
+    return struct.pack(f"<{len(rows) + 1}i", *accumulate(map(len, rows), initial=0)) if rows else b""
 
 
 def _binary(rows: Sequence[bytes]) -> tuple[bytes, bytes]:
     """Return a column's offsets and data."""
-    return _ends(map(len, rows), len(rows)), b"".join(rows)
+    return _ends(rows), b"".join(rows)
 
 
 def _nullable(rows: Sequence[bytes | None]) -> tuple[bytes, bytes, bytes]:
     """Return a column's validity, offsets and data."""
-    validity = _validity(rows)
-    given = [row or b"" for row in rows] if validity else cast("Sequence[bytes]", rows)
-    return validity, *_binary(given)
+    if None not in rows:
+        return b"", *_binary(cast("Sequence[bytes]", rows))
+    return _validity(rows), *_binary([row or b"" for row in rows])
+
+
+def _partitions(rows: Sequence[int | None]) -> tuple[bytes, bytes]:
+    """Return the validity and the numbers of the column."""
+    if None not in rows:
+        return b"", struct.pack(f"<{len(rows)}i", *rows)
+    return _validity(rows), struct.pack(f"<{len(rows)}i", *[row or 0 for row in rows])
 
 
 def _validity(rows: Sequence[object]) -> bytes:
-    """Return the bitmap of rows that are not null; empty if none is."""
-    if None not in rows:
-        return b""
+    """Return the bitmap of rows that are not null."""
     if len(rows) > _FEW_ROWS:
         return np.packbits([row is not None for row in rows], bitorder="little").tobytes()
     bits = sum(1 << at for at, row in enumerate(rows) if row is not None)
