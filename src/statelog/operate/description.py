@@ -4,7 +4,7 @@ The latter: missing offsets of the data topic, the commits that accepting a loss
 the names of the facts. Reads the log, its leases and its subscriptions; writes nothing.
 """
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import replace
 from operator import attrgetter
 
@@ -20,6 +20,7 @@ from statelog.operate.report import Listing, Report
 from statelog.operate.truncation import Held, held
 from statelog.reading import HeldLease, StoredSubscriptions, fold_to, list_leases, list_subscriptions
 from statelog.schemas.descriptor import Descriptor
+from statelog.schemas.ledger.handle import Entry
 from statelog.schemas.ledger.place import shown_id
 from statelog.schemas.ledger.records import AcceptLoss, LossRange, is_forfeited
 from statelog.schemas.ledger.state import LedgerState
@@ -216,9 +217,10 @@ def missing(log: Log) -> tuple[LossRange, ...]:
 
 
 def taken_along(log: Log, ranges: Collection[LossRange]) -> Listing:
-    """List the commits behind the newest snapshot with changes in these ranges, and how many changes each has there.
+    """List the commits behind the newest snapshot with changes or messages in these ranges, and how many are there.
 
-    A range without a row is covered by the snapshot: no change is lost with it. Raises Damaged, Unavailable.
+    A range without a row is covered by the snapshot: no change is lost with it, but unpublished messages may be. Raises
+    Damaged, Unavailable.
     """
     since_s = log.history.now_s()
     end, newest = log.history.end(), log.manifests.newest()
@@ -226,14 +228,23 @@ def taken_along(log: Log, ranges: Collection[LossRange]) -> Listing:
     rows: list[tuple[object, ...]] = []
     for lost in sorted(ranges):
         for commit in commits:
-            changes = sum(
-                entry.changes
-                for entry in commit.entries({lost.partition})
-                if entry.first_offset < lost.end_offset and lost.start_offset < entry.end_offset
-            )
-            if changes:
-                rows.append((shown_range(lost), commit.writer, commit.checkpoint_id, commit.position, changes))
-    return Listing("commits_taken_along", ("range", "writer", "checkpoint", "position", "changes"), rows)
+            outputs = (entry for handle in commit.body.handles for entry in handle.outputs)
+            changes, messages = _lost(commit.entries({lost.partition}), lost), _lost(outputs, lost)
+            if changes or messages:
+                place = (commit.writer, commit.checkpoint_id, commit.position)
+                rows.append((shown_range(lost), *place, changes, messages))
+    columns = ("range", "writer", "checkpoint", "position", "changes", "messages")
+    return Listing("commits_taken_along", columns, rows)
+
+
+def _lost(entries: Iterable[Entry], lost: LossRange) -> int:
+    """Count what a loss takes along of change sets, or of their messages."""
+    partition, start, end = lost
+    return sum(
+        one.changes
+        for one in entries
+        if one.partition == partition and one.first_offset < end and start < one.end_offset
+    )
 
 
 def losses_listing(found: Sequence[AcceptedLoss], state: LedgerState) -> Listing:

@@ -150,13 +150,14 @@ class Commit:
         """The size of its record."""
         carried_bytes = self.inline.size_bytes if self.inline else 0
         carried_bytes += self.outputs.size_bytes if self.outputs else 0
-        end = self.batch_start + carried_bytes if carried_bytes else self._body_end
-        return end - self.start + _PREFIX.size
+        end = self._body_end
+        return end + (padding(end) + carried_bytes if carried_bytes else 0) - self.start + _PREFIX.size
 
     @property
     def batch_start(self) -> int:
         """The offset of what it carries inside its record: of its changes, if it carries any."""
-        return self._body_end + padding(self._body_end)
+        end = self._body_end
+        return end + padding(end)
 
     @property
     def output_start(self) -> int:
