@@ -15,6 +15,7 @@ Invariants:
 - Rounds on several threads may share `VerifiedRuns`: one that was given up may still run when the next one begins.
 """
 
+import logging
 import math
 import threading
 from collections.abc import Collection, Iterable, Mapping
@@ -23,7 +24,7 @@ from functools import partial
 from itertools import pairwise
 
 from statelog.environment import CrashPoint
-from statelog.errors import Corrupt, CorruptManifest, CorruptRun, NotFound
+from statelog.errors import Corrupt, CorruptManifest, CorruptRun, DataLoss, NotFound
 from statelog.log import Log
 from statelog.materializer.outcome import CappedSubscription, Cleanup
 from statelog.materializer.settings import MaterializerSettings, tuning_of
@@ -35,6 +36,7 @@ from statelog.reading import (
     StoredSubscriptions,
     claims_of,
     end_subscription,
+    first_unpublished,
     list_leases,
     list_subscriptions,
     living,
@@ -42,7 +44,7 @@ from statelog.reading import (
 )
 from statelog.schemas.ledger.records import retained_ranges
 from statelog.schemas.names import MANIFESTS, TRUNCATIONS
-from statelog.schemas.snapshot.claims import SubscriptionCap, newest_files, over_cap, superseded_paths
+from statelog.schemas.snapshot.claims import Subscription, SubscriptionCap, newest_files, over_cap, superseded_paths
 from statelog.schemas.snapshot.manifest import Manifest, check_chain
 from statelog.schemas.snapshot.retention import (
     Floor,
@@ -75,6 +77,7 @@ class CleanupPlan:
     """The time by the store's clock, or a little less, by which ages are judged."""
 
 
+_LOG = logging.getLogger("statelog.materializer")
 _MOST_BYTES = 32 << 20
 _SWEEP_EVERY_S = 3600.0
 """A sweep lists the whole store, for leftovers that are at least a day old."""
@@ -294,14 +297,30 @@ def _check_readable(subscriptions: StoredSubscriptions) -> str:
 def _end_over_cap(
     work: RoundWork, own: Manifest, cleanup_plan: CleanupPlan, cap: SubscriptionCap
 ) -> tuple[CappedSubscription, ...]:
-    """End the subscriptions that are over the cap. One that its reader moved meanwhile continues."""
+    """End the subscriptions that are over the cap. One that its reader moved meanwhile continues, and so does one of
+    messages that are not published, with a log line: no cap gives them up.
+    """
     capped: list[CappedSubscription] = []
     now_s = cleanup_plan.now_s
     for reader, newest in newest_files(cleanup_plan.subscriptions.files).items():
         reason = over_cap(newest, cap, position=own.position, next_offsets=own.next_offsets, now_s=now_s)
-        if reason and end_subscription(work.log.store, newest.subscription, reason, work.environment):
+        if not reason or _holds_messages(work.log, newest.subscription, own.position, reason):
+            continue
+        if end_subscription(work.log.store, newest.subscription, reason, work.environment):
             capped.append(CappedSubscription(reader=reader, reason=reason))
     return tuple(capped)
+
+
+def _holds_messages(log: Log, found: Subscription, position: int, reason: str) -> bool:
+    """Return whether a subscription over the cap holds messages of a table that are not published yet."""
+    try:
+        first = first_unpublished(log, found, position)
+    except DataLoss:  # The commits are gone, so nothing can publish their messages.
+        return False
+    if first is not None:
+        text = "%s still holds messages that are not published, from position %d on: %s"
+        _LOG.warning(text, found.name, first, f"{reason}. Open the table of this writer, or remove the subscription")
+    return first is not None
 
 
 def _check_oldest(work: RoundWork, own: Manifest, kept: list[Manifest], verified: VerifiedRuns) -> str:

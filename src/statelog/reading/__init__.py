@@ -29,7 +29,7 @@ from statelog.reading.local_copy import (
     check_directory,
     copies_of_writer,
 )
-from statelog.reading.outputs import CommittedOutputs, OutputReader, check_published, outputs_between
+from statelog.reading.outputs import CommittedOutputs, OutputReader, check_published, first_unpublished, outputs_between
 from statelog.reading.plan import (
     CARRIED,
     At,
@@ -130,6 +130,7 @@ __all__ = [
     "cut_to_frames",
     "data_offsets",
     "end_subscription",
+    "first_unpublished",
     "fold_to",
     "folded_at",
     "list_leases",

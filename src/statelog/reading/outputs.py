@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 from statelog.closing import Closing
-from statelog.errors import Corrupt, CorruptLedger, LogInUse
+from statelog.errors import ConfigError, Corrupt, CorruptLedger, LogInUse
 from statelog.kafka.port import STALL_TIMEOUT_S, Reader
 from statelog.log import Log
 from statelog.reading.carried import ledger_values
@@ -27,7 +27,8 @@ from statelog.schemas.ledger.handle import Handle
 from statelog.schemas.ledger.inline import CommitContents
 from statelog.schemas.outputs.batch import read_outputs
 from statelog.schemas.outputs.output import Output
-from statelog.schemas.snapshot.claims import OUTPUTS, newest_files
+from statelog.schemas.outputs.stored import StoredPlace, outputs_group
+from statelog.schemas.snapshot.claims import OUTPUTS, Subscription, newest_files
 
 _PORTION_BYTES = 16 << 20
 """The most messages of ledger records that are held at once."""
@@ -54,25 +55,42 @@ def outputs_between(log: Log, writer: str, after: int, to: int) -> Iterator[Comm
 
 
 def check_published(log: Log) -> None:
-    """Raise LogInUse if a committed message of the log lies behind the subscription of its writer's messages.
-
-    A subscription may lag what is published, until the table of its writer is closed. Raises Damaged, Unavailable.
-    """
+    """Raise LogInUse if a committed message of the log may not be published. Raises Damaged, Unavailable."""
     newest = newest_files(list_subscriptions(log.store).files)
     for one in (file.subscription for file in newest.values()):
-        writer = one.reader.removeprefix(OUTPUTS)
-        if writer == one.reader or one.ended or one.identity != log.descriptor.identity:
-            continue
-        for commit in _commits(log, one.position, log.history.read().place.position, one):
-            if commit.writer == writer and commit.commit.outputs is not None:
-                raise LogInUse(
-                    "a writer has sent messages that may not be published yet",
-                    log=log.name,
-                    writer=writer,
-                    position=commit.position,
-                    hint="Open its table once more, and close it: that publishes them. To give them up, run `statelog"
-                    f" subscriptions {log.name} --remove {one.reader}`",
-                )
+        position = None if one.ended else first_unpublished(log, one, log.history.read().place.position)
+        if position is not None:
+            raise LogInUse(
+                "a writer has sent messages that may not be published yet",
+                log=log.name,
+                writer=one.reader.removeprefix(OUTPUTS),
+                position=position,
+                hint="Open its table once more, and close it: that publishes them. To give them up, run `statelog"
+                f" subscriptions {log.name} --remove {one.reader}`",
+            )
+
+
+def first_unpublished(log: Log, held: Subscription, to: int) -> int | None:
+    """Return the position of the first commit, up to a position, with messages that may not be published; else None.
+
+    `held`: a subscription; any but that of a writer's messages holds none. Raises Damaged, Unavailable.
+    """
+    writer = held.reader.removeprefix(OUTPUTS)
+    if writer == held.reader or held.identity != log.descriptor.identity:
+        return None
+    after = max(held.position, _stored_position(log, writer))
+    commits = _commits(log, after, to, held) if after < to else ()
+    return next((one.position for one in commits if one.writer == writer and one.commit.outputs is not None), None)
+
+
+def _stored_position(log: Log, writer: str) -> int:
+    """Return how far a writer's messages are published by its group; 0 if that is unknown."""
+    try:
+        found = log.kafka.published(outputs_group(log.name, writer), log.ledger_topic, 0)
+        stored = StoredPlace.of(found.offset, found.text, log.descriptor.identity.ledger_topic_id)
+    except (ConfigError, Corrupt):  # For example a missing right.
+        return 0
+    return 0 if stored is None else stored.place.position
 
 
 class OutputReader(Closing):

@@ -2,101 +2,41 @@
 
 import threading
 from collections.abc import Callable, Generator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass, field
-from typing import Any, Literal
+from contextlib import contextmanager, suppress
 
 import pytest
 
-from statelog.environment import inline, start_thread
+from statelog.environment import start_thread
 from statelog.errors import BeyondEnd, Fenced, PublishFailed, StatelogError
-from statelog.kafka.port import GroupOffset
 from statelog.log import Log, LogOptions
-from statelog.producer import Writer
-from statelog.reading import OutputReader, list_subscriptions
-from statelog.schemas.ledger.state import LastCommit
 from statelog.schemas.snapshot.claims import PUBLISHED
-from statelog.tables import TableSettings
 from statelog.tables.publishing import publisher as publishing
 from statelog.tables.publishing.publisher import Publisher
 from statelog.testing import Crash, Twin, crash_at
 from statelog.testing.faults import LOST, TRUE, UNAVAILABLE, Answer, Call
 from statelog.testing.store import Fault
+from tests.support.rigs.publishing import (
+    GROUP,
+    LOG,
+    OUT,
+    Outputs,
+    living,
+    marks,
+    new_twin,
+    stored,
+    subscriptions,
+    values,
+)
 from tests.support.told import lines, told
 from tests.support.waiting import wait_for
 
-_LOG, _OUT = "log", "out"
-_GROUP = "statelog.log/w"
 _STEPS = ("outputs-started", "outputs-sent", "outputs-committed")
-OutputsMode = Literal["exactly-once", "at-least-once"]
-
-
-@dataclass(slots=True)
-class Life:
-    """One owner: its log, writer and publisher, and what it has committed."""
-
-    twin: Twin
-    log: Log
-    writer: Writer
-    publisher: Publisher
-    committed: list[bytes] = field(default_factory=list[bytes])
-
-    def commit(self, *values: bytes, wakes: bool = True) -> LastCommit:
-        """Commit a change with messages, and have them published."""
-        self.publisher.claim()
-        for value in values:
-            self.writer.send(_OUT, value, key=b"k")
-        self.writer.put(b"n", b"%d" % len(self.committed))
-        last = self.writer.commit()
-        self.committed += values
-        if wakes:
-            self.publisher.wake(len(values))
-        return last
 
 
 @pytest.fixture
 def twin() -> Twin:
     """Return a cluster with a log and a target topic of one partition."""
-    made = Twin()
-    made.create_topic(_OUT)
-    with made.environment():
-        Log.create(_LOG, made.where(), LogOptions(partitions=2, key_groups=4)).close()
-    return made
-
-
-@contextmanager
-def living(twin: Twin, *, closes: bool = True, outputs: OutputsMode = "exactly-once", **parts: Any) -> Generator[Life]:
-    """Open a log, its writer and a publisher, whose runs are over before `wake` returns; without `closes` it dies."""
-    settings = TableSettings(outputs=outputs, outputs_patience_s=10.0)
-    with ExitStack() as stack:
-        stack.enter_context(twin.environment(**{"start": inline, **parts}))
-        log = stack.enter_context(Log.open(_LOG, twin.where()))
-        writer = stack.enter_context(Writer(log, "w"))
-        publisher = Publisher(log, writer, settings, reader=OutputReader(log, "w"))
-        if closes:
-            stack.callback(publisher.close, is_settled=True)
-        yield Life(twin, log, writer, publisher)
-
-
-def values(twin: Twin) -> list[bytes | None]:
-    """Return the published values, in order."""
-    return [one.value for one in twin.outputs(_OUT)]
-
-
-def marks(twin: Twin) -> list[bytes | None]:
-    """Return the headers that name the messages."""
-    return [dict(one.headers)["statelog"] for one in twin.outputs(_OUT)]
-
-
-def stored(twin: Twin) -> GroupOffset:
-    """Return the stored place."""
-    return twin.where().kafka.published(_GROUP, f"{_LOG}.ledger", 0)  # type: ignore[union-attr] # it is a port
-
-
-def subscriptions(life: Life) -> list[tuple[str, int, str]]:
-    """Return reader, position and end of each subscription's newest file."""
-    found = {one.subscription.reader: one.subscription for one in list_subscriptions(life.log.store).files}
-    return [(reader, one.position, one.ended) for reader, one in found.items()]
+    return new_twin()
 
 
 def test_a_commit_is_published_with_its_place(twin: Twin) -> None:
@@ -170,7 +110,7 @@ def test_a_life_without_messages_makes_no_request(twin: Twin) -> None:
 @pytest.mark.parametrize("outputs", ["exactly-once", "at-least-once"])
 @pytest.mark.parametrize("times", [1, 2])
 @pytest.mark.parametrize("step", _STEPS)
-def test_a_death_after_each_step(twin: Twin, step: str, times: int, outputs: OutputsMode) -> None:
+def test_a_death_after_each_step(twin: Twin, step: str, times: int, outputs: Outputs) -> None:
     """After a death at any step the next life goes on exactly there; without transactions it may repeat, in order."""
     expected: list[bytes] = []
     for number in range(4):
@@ -210,7 +150,7 @@ def _lives(twin: Twin) -> list[bytes]:
 
 def _kafka_calls() -> list[str]:
     """Return the methods of all calls to Kafka of the lives without a fault."""
-    twin, asked = _new(), list[str]()
+    twin, asked = new_twin(), list[str]()
 
     def hook(call: Call) -> Answer:
         asked.append(call.method)
@@ -219,14 +159,6 @@ def _kafka_calls() -> list[str]:
     twin.cluster.questions = hook
     _lives(twin)
     return asked
-
-
-def _new() -> Twin:
-    made = Twin()
-    made.create_topic(_OUT)
-    with made.environment():
-        Log.create(_LOG, made.where(), LogOptions(partitions=2, key_groups=4)).close()
-    return made
 
 
 @pytest.mark.parametrize("answer", [UNAVAILABLE, LOST], ids=["before", "after"])
@@ -238,7 +170,7 @@ def test_each_operation_of_kafka_fails(answer: Answer) -> None:
     calls = _kafka_calls()
     assert {"init_transactions", "published", "flush", "send_offsets", "commit_transaction"} <= {*calls}
     for failing in range(len(calls)):
-        twin, count = _new(), -1
+        twin, count = new_twin(), -1
 
         def hook(_: Call, failing: int = failing) -> Answer:
             nonlocal count
@@ -257,12 +189,12 @@ def test_each_operation_of_kafka_fails(answer: Answer) -> None:
 @pytest.mark.parametrize("fault", [Fault.BEFORE, Fault.AFTER])
 def test_each_operation_of_the_store_fails(fault: Fault) -> None:
     """Each call to the store fails before or after its effect, with the same result."""
-    twin, asked = _new(), list[str]()
+    twin, asked = new_twin(), list[str]()
     twin.store_faults = lambda method, _: asked.append(method)
     _lives(twin)
     assert len(asked) > 20
     for failing in range(len(asked)):
-        twin, count = _new(), -1
+        twin, count = new_twin(), -1
 
         def hook(method: str, path: str, failing: int = failing) -> Fault | None:
             nonlocal count
@@ -314,7 +246,7 @@ def test_a_stranger_of_the_same_name_is_fenced_back(twin: Twin) -> None:
     """A producer of the same name that is not the table's owner costs a new start, and no message."""
     with living(twin) as life:
         life.commit(b"1")
-        stranger = life.log.kafka.output_producer(_GROUP, life.log.ledger_topic)
+        stranger = life.log.kafka.output_producer(GROUP, life.log.ledger_topic)
         stranger.start()
         with told("tried again: a later output producer has started"):
             life.commit(b"2")
@@ -328,7 +260,7 @@ def test_a_topic_that_is_gone_ends_it_by_name(twin: Twin) -> None:
     with living(twin, closes=False) as life:
         first = life.commit(b"1")
         with twin.cluster.lock:
-            twin.cluster.delete(_OUT)
+            twin.cluster.delete(OUT)
         began_s = twin.clock()
         with told("tried again: no such topic"):
             life.commit(b"2")
@@ -336,10 +268,10 @@ def test_a_topic_that_is_gone_ends_it_by_name(twin: Twin) -> None:
         for _ in range(2):
             with pytest.raises(PublishFailed) as met:
                 life.publisher.check()
-        assert met.value.facts["topic"] == _OUT
+        assert met.value.facts["topic"] == OUT
         assert met.value.facts["position"] == first.offset + 1
         assert life.publisher.statistics().unpublished_messages == 1
-    twin.create_topic(_OUT)
+    twin.create_topic(OUT)
     with living(twin) as life:
         life.publisher.wake()
     assert values(twin) == [b"2"]
@@ -416,7 +348,7 @@ def test_a_lost_ledger_is_loud(twin: Twin, at_once: None) -> None:
     end = stored(twin).offset
     with living(twin, closes=False) as life:
         life.commit(b"2", wakes=False)
-        twin.cluster.published[_GROUP, f"{_LOG}.ledger", 0] = end + 100, ""
+        twin.cluster.published[GROUP, f"{LOG}.ledger", 0] = end + 100, ""
         life.publisher.wake()
         with pytest.raises(BeyondEnd):
             life.publisher.check()
@@ -428,7 +360,7 @@ def test_a_person_may_move_the_place_on(twin: Twin) -> None:
     with living(twin, closes=False) as life:
         life.commit(b"1")
         last = life.commit(b"2", wakes=False)
-    twin.cluster.published[_GROUP, f"{_LOG}.ledger", 0] = last.offset + 1, ""
+    twin.cluster.published[GROUP, f"{LOG}.ledger", 0] = last.offset + 1, ""
     with living(twin) as life:
         life.publisher.wake()
         life.commit(b"3")
@@ -441,8 +373,8 @@ def test_the_place_of_an_older_log_does_not_count(twin: Twin) -> None:
         for number in range(5):
             life.commit(b"old %d" % number)
     with twin.environment():
-        Log.delete(_LOG, twin.where())
-        Log.create(_LOG, twin.where(), LogOptions(partitions=2, key_groups=4)).close()
+        Log.delete(LOG, twin.where())
+        Log.create(LOG, twin.where(), LogOptions(partitions=2, key_groups=4)).close()
     with living(twin) as life:
         life.commit(b"new")
         life.publisher.check()

@@ -1,7 +1,7 @@
 """`OutputHold`: the subscription that keeps truncation from outputs that are not published yet.
 
 Its reader is `outputs.<writer>`. A writer claims it before its first commit with outputs. The publisher moves it on,
-and ends it once everything is published and the table closes. An ended file says, too, how far its reader was.
+and ends it once everything is published and the table closes. A person who ends it gives up what was not published.
 
 Invariants:
 - While a commit lists outputs that may not be published, the newest file holds at or below it. A claim that finds a
@@ -56,13 +56,13 @@ class OutputHold:
     def begins_at(self, here: int) -> int | None:
         """Return the position up to which everything is published, by the newest file; None if there is none.
 
-        `here`: the position of now, which counts if the last owner had published everything. Raises Corrupt,
-        InvalidName, Unavailable.
+        `here`: the position of now, which counts if the file has ended: everything was published, or a person has given
+        up the rest. Raises Corrupt, InvalidName, Unavailable.
         """
         found = self._found()
-        if found is None or found.ended == PUBLISHED:
+        if found is None or found.ended:
             return None if found is None else here
-        self._is_left, self._newest = not found.ended, found
+        self._is_left, self._newest = True, found
         return max(found.position, self._log.history.ask(lambda fold: fold.restarted) + 1)
 
     def claim(self) -> str:
@@ -73,8 +73,8 @@ class OutputHold:
             if self.is_claimed:
                 return self.id
             found, view = self._found(), self._log.history.view()
-            is_over = found is None or found.ended == PUBLISHED or found.position <= view.state.restarted
-            state, last = (view.state, view.place.last) if is_over or found is None else (found.state, found.anchor)
+            is_over = found is None or bool(found.ended) or found.position <= view.state.restarted
+            state, last = (view.state, view.place.last) if found is None or is_over else (found.state, found.anchor)
             self._newest = self._reading(found).hold(state, last, take_up=True)
             self.is_claimed = True
             return self.id

@@ -237,7 +237,7 @@ class Publisher:
         """Publish up to where the ledger was read, and move the hold on if it is time. Return whether that is all."""
         history, now_s = self._log.history, self._environment.clock()
         self._hold.take_over()
-        view = history.view() if self._hold.is_claimed and now_s - self._moved_s >= _MOVE_S else None
+        view = history.read() if self._hold.is_claimed and now_s - self._moved_s >= _MOVE_S else None
         to = (view or history).place.position
         if not self._sender.reaches(to):
             self._sender.send_to(to, self._hold.base, self._is_late)

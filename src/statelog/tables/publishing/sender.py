@@ -12,17 +12,16 @@ Invariants:
 - No message is kept: all are read again from the log.
 """
 
-import json
 from collections.abc import Callable, Iterator, Sequence
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 from statelog.environment import Environment
-from statelog.errors import Corrupt
 from statelog.kafka.port import GroupOffset, OutputProducer
 from statelog.log import Log
 from statelog.schemas.ledger.fold import LedgerBase
 from statelog.schemas.ledger.place import LastRecord, Place
 from statelog.schemas.outputs.output import HEADER, Output, mark_of
+from statelog.schemas.outputs.stored import StoredPlace, outputs_group
 
 _MOST_MESSAGES, _MOST_BYTES = 10_000, 8 << 20
 """A transaction ends with the commit that reaches one of them."""
@@ -63,35 +62,6 @@ class OutputsOf(Protocol):
         """Release the clients. Idempotent."""
 
 
-class StoredPlace(NamedTuple):
-    """The text of the stored offset: the id of its ledger topic, and its place there."""
-
-    ledger: str
-    place: Place
-
-    def to_text(self) -> str:
-        """Return the text."""
-        return json.dumps({"ledger": self.ledger, "place": self.place.to_json()}, separators=(",", ":"))
-
-    @classmethod
-    def of(cls, found: GroupOffset, ledger: str) -> "StoredPlace | None":
-        """Read a stored offset; None if there is none. Kafka's tools move it without a text: it is of `ledger` then.
-
-        Raises Corrupt for a text that is not ours.
-        """
-        if found.offset < 0:
-            return None
-        if not found.text:
-            return cls(ledger, Place(found.offset))
-        try:
-            text = json.loads(found.text)
-            return cls(str(text["ledger"]), Place.from_json(text["place"]))
-        except (ValueError, TypeError, KeyError, RecursionError):
-            raise Corrupt(
-                "the text of a group's offset is no place of published outputs", text=found.text[:200]
-            ) from None
-
-
 class OutputSender:
     """Sends what lies behind `position`, in the thread of its caller. `position` None: only the stored place tells."""
 
@@ -122,8 +92,8 @@ class OutputSender:
 
     @property
     def name(self) -> str:
-        """The name of transactions and group. No name of a log or writer has a slash."""
-        return f"statelog.{self._log.name}/{self._writer}"
+        """The name of transactions and group."""
+        return outputs_group(self._log.name, self._writer)
 
     @property
     def position(self) -> int:
@@ -177,8 +147,8 @@ class OutputSender:
         Raises BeyondEnd, AnchorMismatch if the ledger has lost what was published; Unavailable.
         """
         ledger = self._log.descriptor.identity.ledger_topic_id
-        stored = StoredPlace.of(found, ledger)
-        if stored is None or stored.ledger != ledger:
+        stored = StoredPlace.of(found.offset, found.text, ledger)
+        if stored is None:
             return None
         restarted = self._log.history.ask(lambda fold: fold.restarted)
         if stored.place.position > restarted + 1:  # What lies below was given up, by a person.
