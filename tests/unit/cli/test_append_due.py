@@ -1,5 +1,6 @@
 """`statelog append --due-field`: times with a zone and seconds, in JSON lines, CSV and Parquet."""
 
+import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,9 @@ from statelog.cli.append import Appended, Appender, open_input
 from statelog.cli.fields import Fields
 from statelog.errors import CheckpointMismatch, InvalidChange
 from statelog.log import Log
+from statelog.operate.rows import BytesText, json_column
+from statelog.recovery import recover
+from statelog.schemas.arrays import whole_column
 from statelog.schemas.changes.due import has_due
 from statelog.schemas.key_groups import KeyType
 from statelog.schemas.values.schema import parse_value_schema
@@ -141,3 +145,22 @@ def test_a_ttl_fills_what_has_no_due(tmp_path: Path) -> None:
     found = append(log_of_text(ttl_s=600), path, replace(TIMED, checkpoint_every=100))
     assert (found["a"], found["b"]) == (NOON_MS, NOON_MS + 1)
     assert found["c"] is not None and found["c"] == found["d"]
+
+
+def test_dues_that_a_recovery_wrote_are_read(tmp_path: Path) -> None:
+    """What `recover --due` writes, as JSON lines and as Parquet, `append --due-field due` reads."""
+    path = tmp_path / "rows.jsonl"
+    path.write_bytes(JSON["text"])
+    rig, fields = log_of_text(), replace(TIMED, due_field="due")
+    found = append(rig, path)
+    with rig.open() as log, recover(log) as recovery:
+        table = recovery.to_arrow(due=True)
+        recovery.to_parquet(tmp_path / "copy.parquet", due=True)
+    dues = json_column(whole_column(table.column("due")), BytesText.UTF8)
+    lines = (
+        json.dumps({"key": key, "value": "1", "due": due})
+        for key, due in zip(table.column("key").to_pylist(), dues, strict=True)
+    )
+    (tmp_path / "copy.jsonl").write_text("".join(f"{line}\n" for line in lines))
+    for name in ("copy.jsonl", "copy.parquet"):
+        assert append(log_of_text(), tmp_path / name, fields) == found
