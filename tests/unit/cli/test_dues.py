@@ -12,8 +12,14 @@ from click.testing import CliRunner, Result
 
 from statelog.cli.output import OK
 from statelog.cli.program import program
+from statelog.log import Log
 from statelog.materializer.settings import MaterializerSettings
 from statelog.operate.description import describe_log, due_facts
+from statelog.operate.drill import drill
+from statelog.operate.examination import examine
+from statelog.operate.finding import Severity
+from statelog.operate.log_checks import Check
+from statelog.recovery import RecoverySettings, recover
 from tests.support.rigs.shell import commands_open
 from tests.support.rigs.timed import NOON_MS, TimedLog
 from tests.support.samples.manifests import run_ref
@@ -26,7 +32,7 @@ AT_250 = "2027-01-15T08:00:00.250+00:00"
 @pytest.fixture
 def made(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> TimedLog:
     """Return a log with dues in a snapshot and in its tail, which every command opens."""
-    made = TimedLog()
+    made = TimedLog(replicas=3)
     made.put({b"a": (b"1", NOON_MS), b"b": (b"1", None)})
     made.round(tmp_path)
     made.put({b"c": (b"2", NOON_MS + 250), b"b": (b"2", None)})
@@ -112,3 +118,24 @@ def test_overdue_rows_are_counted_by_runs() -> None:
     assert [(one["due_rows"], one["overdue_rows_max"]) for one in found] == [(12, 0), (12, 7), (12, 12)]
     assert [one["overdue_since"] for one in found] == [None, *["1970-01-01T00:00:01+00:00"] * 2]
     assert due_facts([], 5.0) == {"due_rows": 0, "overdue_rows_max": 0, "overdue_since": None}
+
+
+def test_verify_and_drill_read_dues(made: TimedLog) -> None:
+    """`verify` has the digest of the state with its dues, and a drill finds both ways equal."""
+    with made.open() as log:
+        digest = str(recover(log).digest())
+        found = drill(log, RecoverySettings())
+    assert json.loads(run("verify", "--json").stdout)["digest"] == digest
+    found.check()
+    assert found.other is not None
+
+
+def test_a_deep_doctor_reads_dues(made: TimedLog, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The doctor reads every byte of runs and of a tail with dues, and finds nothing."""
+    monkeypatch.setattr(Log, "patience_s", 0.0)
+    with made.open() as log:
+        found = made.environment.run(
+            examine, log.name, replace(made.where(), allow_unsafe=()), MaterializerSettings(), deep=True
+        )
+    checks = {one.name: one.severity for one in found}
+    assert checks[Check.RUNS] is checks[Check.TAIL] is Severity.OK
