@@ -10,7 +10,7 @@ from confluent_kafka.admin import AdminClient, NewTopic
 
 from bench.workload import Pairs
 
-__all__ = ["CONSUMER", "PRODUCER", "PlainTopic", "plain_topic"]
+__all__ = ["CONSUMER", "PARTITIONS", "PRODUCER", "PlainTopic", "plain_topic"]
 
 PARTITIONS = 8
 _CONNECT_S = 0.05

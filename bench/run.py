@@ -157,6 +157,7 @@ BENCHMARKS: Mapping[str, Callable[[Setting], list[Figure]]] = {
     "table-open": _elsewhere("table_open", "table_open"),
     "table-takeover": _elsewhere("table_takeover", "table_takeover"),
     "due": _elsewhere("due", "due"),
+    "outputs": _elsewhere("outputs", "outputs"),
     "standby-idle": _elsewhere("standby_idle", "standby_idle"),
     "object-store": _elsewhere("object_store", "object_store"),
     "fleet": _elsewhere("fleet", "fleet"),

@@ -11,6 +11,7 @@ import pyarrow as pa
 import pytest
 
 from statelog.errors import ClosedError, Misuse, NestedCall, NotCommitted, StatelogError
+from statelog.kafka.port import TopicSpec
 from statelog.producer import Writer
 from statelog.producer.guard import Life
 from statelog.tables import Table, TableSettings
@@ -26,6 +27,7 @@ pytestmark = [
 ]
 
 Call = Callable[[Table[Any, Any], dict[str, int]], Any]
+TARGET = "target"
 
 
 def _in_transaction(table: Table[Any, Any], place: dict[str, int]) -> None:
@@ -46,6 +48,11 @@ def _ended(table: Table[Any, Any], place: dict[str, int]) -> None:
     table.close()
 
 
+def _sent(table: Table[Any, Any], place: dict[str, int]) -> None:
+    table.send(TARGET, b"with the state")
+    table.commit(place)
+
+
 CALLS: dict[str, Call] = {
     "commit": lambda table, place: table.commit(place),
     "commit_async": lambda table, place: table.commit_async(place).result(),
@@ -53,12 +60,14 @@ CALLS: dict[str, Call] = {
     "rollback": lambda table, _: table.rollback(),
     "close": _ended,
     "transaction": _in_transaction,
+    "send": _sent,
 }
 NESTED: dict[str, Callable[[Table[Any, Any]], Any]] = {
     "commit": lambda table: table.commit(_progress(table)).metadata["n"],
     "commit_every": lambda table: table.commit_every(0.0, _progress(table)),
     "close": lambda table: table.close(),
     "put": lambda table: table.put(b"other", b"x"),
+    "send": lambda table: table.send(TARGET, b"other"),
     "get": lambda table: table.get(b"n"),
     "items": content,
 }
@@ -86,10 +95,11 @@ def _batch(*keys: bytes) -> pa.Table:
 @pytest.mark.parametrize("nested", NESTED)
 @pytest.mark.parametrize("call", CALLS)
 def test_a_table(call: str, nested: str, is_raising: bool, stride: int) -> None:
-    """The next incarnation finds the state of its progress, and every acknowledged commit."""
+    """The next incarnation finds the state of its progress, every acknowledged commit, and its message once."""
 
     def run(at: int) -> bool:
         rig = twin_rig("log")
+        rig.cluster.create(TopicSpec(name=TARGET, partitions=1, replication_factor=1))
         tables = TableRig(rig, None)
         told: list[int] = []
         table = tables.open(settings=TableSettings(every_change=True))
@@ -108,7 +118,7 @@ def test_a_table(call: str, nested: str, is_raising: bool, stride: int) -> None:
         with handled(handle):
             try:
                 has_come = at_line(at, lambda: CALLS[call](table, {"n": 2}))
-                told += [2] if call in ("commit", "commit_async", "transaction") else []
+                told += [2] if call in ("commit", "commit_async", "transaction", "send") else []
             except (SystemExit, ClosedError, NotCommitted):  # The handler's changes behind the progress are lost.
                 has_come = True
         with suppress(Misuse if is_raising and call == "transaction" else NotCommitted):
@@ -118,6 +128,8 @@ def test_a_table(call: str, nested: str, is_raising: bool, stride: int) -> None:
             n = int(again.progress["n"])
             assert again[b"n"] == b"%d" % n, f"at line {at}"
             assert n >= max(told, default=1), f"at line {at}"
+        sent = [one.value for one in rig.cluster.outputs(TARGET, 0)]
+        assert sent.count(b"with the state") == (call == "send" and n == 2), f"at line {at}"
         return has_come
 
     assert _sweep(stride, run) > 20  # A rollback has 33 lines.

@@ -1,7 +1,8 @@
 """Any sequence of calls on a table, next to a plain dict: commits of every kind, undo, restarts, kills, other owners.
 
-The oracle stores the state of every commit by its number. Every later incarnation finds a committed state, not older
-than the last acknowledged one, and names its number as `progress`.
+The oracle stores the state of every commit by its number, and the messages up to it. Every later incarnation finds a
+committed state, not older than the last acknowledged one, and names its number as `progress`. Once it is open, exactly
+the messages up to that commit are published.
 """
 
 import tempfile
@@ -25,6 +26,7 @@ from hypothesis.stateful import (
 from statelog.environment import Environment, inline
 from statelog.errors import ClosedError
 from statelog.history import source
+from statelog.kafka.port import TopicSpec
 from statelog.materializer import run_round
 from statelog.pending import Pending
 from statelog.reading.claims import list_leases
@@ -46,6 +48,7 @@ VALUES = st.binary(max_size=3)
 BOUNDS = st.none() | KEYS
 LOADINGS = st.sampled_from(list(Loading))
 CHANGES = st.dictionaries(KEYS, st.none() | VALUES, min_size=1)
+TARGET = "target"
 
 
 class _Slow:
@@ -70,14 +73,19 @@ class TableMachine(RuleBasedStateMachine):
         self.rig = twin_rig("log", cluster=self.cluster, disk=MemoryDisk(lambda: 0.0))
         self.model: dict[bytes, bytes] = {}
         self.states: dict[int, dict[bytes, bytes]] = {0: {}}
+        self.sends = False
+        self.sent: list[bytes] = []
+        """The messages up to now, and up to each commit."""
+        self.messages: dict[int, list[bytes]] = {0: []}
         self.number = self.acknowledged = 0
         self.under_way: list[tuple[int, Pending[LastCommit]]] = []
         self.loading, self.key_groups_loaded = Loading.FIRST, 1
 
-    @initialize(is_kept=st.booleans(), every=st.booleans(), skips=st.booleans(), loading=LOADINGS)
-    def start(self, is_kept: bool, every: bool, skips: bool, loading: Loading) -> None:
-        """Start the first incarnation of a new log."""
-        self.loading = loading
+    @initialize(is_kept=st.booleans(), every=st.booleans(), skips=st.booleans(), loading=LOADINGS, sends=st.booleans())
+    def start(self, is_kept: bool, every: bool, skips: bool, loading: Loading, sends: bool) -> None:
+        """Start the first incarnation of a new log, whose changes come with messages, or without."""
+        self.loading, self.sends = loading, sends
+        self.cluster.create(TopicSpec(name=TARGET, partitions=1, replication_factor=1))
         self.tables = TableRig(self.rig, Path(self.scratch.name) / "local" if is_kept else None)
         recovery = RecoverySettings(threads=1, lease_ttl_s=15.0)
         self.settings = TableSettings(
@@ -98,9 +106,24 @@ class TableMachine(RuleBasedStateMachine):
         assert self.number in self.states
         self.acknowledged = self.number
         self.states = {number: state for number, state in self.states.items() if number <= self.number}
-        self.model = dict(self.states[self.number])
+        self.messages = {number: sent for number, sent in self.messages.items() if number <= self.number}
+        self.undo()
+        assert self.published() == self.sent
         self.under_way.clear()
         return table
+
+    def undo(self) -> None:
+        """Let the model be that of the last commit."""
+        self.model, self.sent = dict(self.states[self.number]), list(self.messages[self.number])
+
+    def note(self) -> None:
+        """Number the next commit."""
+        self.number += 1
+        self.states[self.number], self.messages[self.number] = dict(self.model), list(self.sent)
+
+    def published(self) -> list[bytes]:
+        """Return what a committed reader sees."""
+        return [one.value or b"" for one in self.cluster.outputs(TARGET, 0)]
 
     # ---- one key, many keys
 
@@ -112,10 +135,14 @@ class TableMachine(RuleBasedStateMachine):
     def apply(self, some: dict[bytes, bytes | None]) -> None:
         """Apply the changes to the table."""
         put_all(self.table, some.items())
+        if self.sends:
+            self.table.send(TARGET, repr(some))
 
     def take(self, some: dict[bytes, bytes | None]) -> None:
         """Apply the changes to the model."""
         apply_all(self.model, some.items())
+        if self.sends and some:
+            self.sent.append(repr(some).encode())
 
     @rule(key=KEYS, start=BOUNDS, end=BOUNDS, groups=st.sets(st.integers(0, 15)))
     def ask(self, key: bytes, start: bytes | None, end: bytes | None, groups: set[int]) -> None:
@@ -137,6 +164,8 @@ class TableMachine(RuleBasedStateMachine):
         if hasattr(self, "table"):
             assert content(self.table) == self.model
             assert len(self.table) == len(self.model)
+            published = self.published()
+            assert published == self.sent[: len(published)]
 
     # ---- undo
 
@@ -144,7 +173,7 @@ class TableMachine(RuleBasedStateMachine):
     def rollback(self) -> None:
         """Undo to the last commit, in flight or over."""
         self.table.rollback()
-        self.model = dict(self.states[self.number])
+        self.undo()
 
     @rule(some=CHANGES, stays=st.booleans())
     def transaction(self, some: dict[bytes, bytes | None], stays: bool) -> None:
@@ -169,8 +198,7 @@ class TableMachine(RuleBasedStateMachine):
         """Commit and go on; from now on commits stay in flight, or arrive at once."""
         self.change(some)
         self.faults.is_slow = is_slow
-        self.number += 1
-        self.states[self.number] = dict(self.model)
+        self.note()
         self.under_way.append((self.number, self.table.commit_async({"number": self.number})))
         self.hear()
 
@@ -179,8 +207,7 @@ class TableMachine(RuleBasedStateMachine):
         """Commit, and wait for all."""
         self.change(some)
         self.arrive()
-        self.number += 1
-        self.states[self.number] = dict(self.model)
+        self.note()
         assert self.table.commit({"number": self.number}).metadata == {"number": self.number}
         self.hear()
         assert not self.under_way
@@ -192,8 +219,7 @@ class TableMachine(RuleBasedStateMachine):
         self.change(some)
         self.arrive()
         self.now_s += 10
-        self.number += 1
-        self.states[self.number] = dict(self.model)
+        self.note()
         self.table.commit_every(5.0, {"number": self.number})
         self.hear()
 
@@ -236,8 +262,7 @@ class TableMachine(RuleBasedStateMachine):
         self.die()
         rival = self.open(TableRig(self.rig, None))
         rival[key] = self.model[key] = value
-        self.number += 1
-        self.states[self.number] = dict(self.model)
+        self.note()
         rival.commit({"number": self.number})
         self.acknowledged = self.number
         rival.close()

@@ -53,7 +53,8 @@ class Kind(Enum):
 
 
 _STORE_WRITES = frozenset({"put_if_absent", "put", "upload", "delete"})
-_WRITES = _STORE_WRITES | {"create_topic", "delete_records", "publish_offset", "poll", "send"}
+_OUTPUTS = frozenset({"init_transactions", "flush", "send_offsets", "commit_transaction", "abort_transaction"})
+_WRITES = _STORE_WRITES | _OUTPUTS | {"create_topic", "delete_records", "publish_offset", "poll", "send"}
 _DISK = frozenset({"disk_make", "disk_open", "disk_write", "disk_verify"})
 _POINT = frozenset({"point"})
 _KINDS = {

@@ -4,7 +4,7 @@ The latter: missing offsets of the data topic, the commits that accepting a loss
 the names of the facts. Reads the log, its leases and its subscriptions; writes nothing.
 """
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from operator import attrgetter
 
@@ -28,6 +28,7 @@ from statelog.schemas.names import data_topic, ledger_topic
 from statelog.schemas.snapshot.claims import SubscriptionFile, newest_files
 from statelog.schemas.snapshot.run_ref import RunRef
 from statelog.store.files import AcceptedLoss, losses_of
+from statelog.tables.publishing.backlog import Backlog, backlog
 
 _OLDEST = 2
 """The number of snapshots that are shown as bounds: the oldest, and the next oldest."""
@@ -49,7 +50,8 @@ def describe_log(log: Log, settings: MaterializerSettings, now_s: float | None =
     losses = losses_listing(losses_of(log.store), found.state)
     schemas = [(one.id, one.avsc) for one in found.value_schemas if not one.is_opaque]
     values = Listing("value_schemas", ("id", "schema"), schemas)
-    listings = (_partitions(found), _writers(found), values, _runs(found), losses, bounds.listing())
+    writers = _writers(found, backlog(log, found.state))
+    listings = (_partitions(found), writers, values, _runs(found), losses, bounds.listing())
     return Report(
         found.descriptor.name,
         {**_facts(found, tail, settings), **due_facts(runs, now_s), **truncation_facts(bounds)},
@@ -132,13 +134,18 @@ def _partitions(found: LogDescription) -> Listing:
     return Listing("data_partitions", columns, rows)
 
 
-def _writers(found: LogDescription) -> Listing:
+def _writers(found: LogDescription, unpublished: Mapping[str, Backlog]) -> Listing:
+    """List the writers; if one ever sent messages, with the backlog of each that did."""
     live = {epoch.writer: epoch.epoch for epoch in found.state.live}
-    rows = [
+    rows: list[tuple[object, ...]] = [
         (row.name, row.checkpoint.id, row.commit_offset, live.get(row.name), dict(row.metadata))
         for row in found.state.writers
     ]
-    return Listing("writers", ("writer", "checkpoint", "commit_offset", "live_epoch", "metadata"), rows)
+    columns: tuple[str, ...] = ("writer", "checkpoint", "commit_offset", "live_epoch", "metadata")
+    if unpublished:
+        rows = [(*row, *(unpublished.get(str(row[0])) or (None, None))) for row in rows]
+        columns = (*columns, "published_position", "unpublished_messages")
+    return Listing("writers", columns, rows)
 
 
 def _runs(found: LogDescription) -> Listing:

@@ -179,6 +179,8 @@ OF_TABLES = _asked(
             "Rows read before a table opened: all, or what its directory lacked",
             "opening.rows_read",
         ),
+        "table_unpublished_messages": ("Messages of its commits that are not published yet", "unpublished_messages"),
+        "table_unpublished_seconds": ("Age of the oldest commit with such messages", "unpublished_s"),
     },
 )
 OF_WORKERS = _asked(

@@ -362,6 +362,10 @@ class GrantHolder:
         """`position` with the ledger record below it, for `recover(at_least=)` in other processes, and to be stored."""
         return self._committer.place
 
+    def meta_record(self, key: str) -> bytes | None:
+        """Return the committed meta record of this writer under a key; None if there is none."""
+        return self._committer.ask(lambda fold: fold.meta_record(self.grant.writer, key))
+
     @property
     def accepted_losses(self) -> tuple[LossRange, ...]:
         """The ranges of the log that a person accepted as lost, below `position`."""

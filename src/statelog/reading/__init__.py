@@ -29,7 +29,14 @@ from statelog.reading.local_copy import (
     check_directory,
     copies_of_writer,
 )
-from statelog.reading.outputs import CommittedOutputs, OutputReader, check_published, first_unpublished, outputs_between
+from statelog.reading.outputs import (
+    CommittedOutputs,
+    OutputReader,
+    check_published,
+    count_outputs,
+    first_unpublished,
+    outputs_between,
+)
 from statelog.reading.plan import (
     CARRIED,
     At,
@@ -127,6 +134,7 @@ __all__ = [
     "commit_facts",
     "commits_behind",
     "copies_of_writer",
+    "count_outputs",
     "cut_to_frames",
     "data_offsets",
     "end_subscription",

@@ -54,6 +54,15 @@ def outputs_between(log: Log, writer: str, after: int, to: int) -> Iterator[Comm
         yield from reader.between(after, to)
 
 
+def count_outputs(log: Log, writer: str, after: int, to: int, base: LedgerBase | None = None) -> int:
+    """Return how many messages the commits of a writer have, between two positions as `OutputReader.between` has them.
+
+    Reads none of them. Raises as `OutputReader.between`.
+    """
+    commits = (one for one in _commits(log, after, to, base) if one.writer == writer and one.commit.outputs)
+    return sum(_SendingCommit.of(one).messages for one in commits)
+
+
 def check_published(log: Log) -> None:
     """Raise LogInUse if a committed message of the log may not be published. Raises Damaged, Unavailable."""
     newest = newest_files(list_subscriptions(log.store).files)
@@ -187,6 +196,12 @@ class _SendingCommit(NamedTuple):
     def partitions(self) -> frozenset[int]:
         """The partitions that its listed messages lie in."""
         return frozenset(entry.partition for handle in self.handles for entry in handle.outputs)
+
+    @property
+    def messages(self) -> int:
+        """The number of its messages."""
+        outputs = self.commit.commit.outputs
+        return sum(handle.messages for handle in self.handles) + (outputs.messages if outputs else 0)
 
     @property
     def carried_bytes(self) -> int:

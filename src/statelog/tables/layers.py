@@ -11,10 +11,12 @@ Invariants:
 - A layer has the last value of each key, in the order in which keys were first changed; None is a delete. If every
   change is logged, a layer's history has all of them in their order.
 - A key of a layer has the due of its last change there, and none if that has none, whatever is below.
+- A layer has its outputs in the order in which they were sent. What drops, cuts or restores changes does so with
+  outputs, too.
 """
 
 import heapq
-from bisect import bisect_left, insort
+from bisect import bisect_left, bisect_right, insort
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
@@ -24,6 +26,7 @@ from operator import itemgetter
 from typing import Any, TypeAlias
 
 from statelog.errors import Misuse
+from statelog.schemas.outputs.output import Output
 from statelog.tables.state.dues import IsWanted
 
 LoggedChange: TypeAlias = tuple[Any, Any, int | None]
@@ -34,15 +37,22 @@ _FEW = 100
 
 @dataclass(slots=True)
 class Layer:
-    """Changes by key, None for a delete; their history in order, if every change is logged; and the dues of rows.
+    """Changes by key, None for a delete; their history in order, if every change is logged; dues; and what was sent.
 
     `dues`: in milliseconds, of the keys whose last change here is a put with a due.
+    `outputs`: messages for other topics, each with the table's count of changes behind it.
     """
 
     changes: dict[Any, Any] = field(default_factory=dict[Any, Any])
     history: list[LoggedChange] = field(default_factory=list[LoggedChange])
     dues: dict[Any, int] = field(default_factory=dict[Any, int])
+    outputs: list[tuple[int, Output]] = field(default_factory=list[tuple[int, Output]])
     _ordered: list[Any] = field(default_factory=list[Any])
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether it has neither a change nor an output."""
+        return not self.changes and not self.outputs
 
     def put(self, key: Any, value: Any, due_ms: int | None) -> None:
         """Put a row with a due, or without one; None as the value deletes."""
@@ -53,13 +63,14 @@ class Layer:
             self.dues[key] = due_ms
 
     def take(self, newer: "Layer") -> None:
-        """Take the changes of a newer layer."""
+        """Take the changes and outputs of a newer layer."""
         self.changes.update(newer.changes)
         self.history.extend(newer.history)
         if self.dues:
             for key in newer.changes.keys() - newer.dues.keys():
                 self.dues.pop(key, None)
         self.dues.update(newer.dues)
+        self.outputs.extend(newer.outputs)
 
     def between(self, start: Any, end: Any) -> list[Any]:
         """Return the keys from `start` on and below `end` (None: no bound), in their order. The order is cached."""
@@ -86,8 +97,13 @@ class Layers:
 
     @property
     def is_clean(self) -> bool:
-        """Whether nothing was changed since the last checkpoint."""
-        return not self.active.changes and not any(layer.changes for layer in self.suspended)
+        """Whether nothing was changed or sent since the last checkpoint."""
+        return self.active.is_empty and all(layer.is_empty for layer in self.suspended)
+
+    @property
+    def unsent(self) -> int:
+        """The number of outputs since the last checkpoint."""
+        return sum(len(layer.outputs) for layer in (*self.suspended, self.active))
 
     def all(self) -> Iterator[Layer]:
         """Iterate over all layers with changes, oldest first."""
@@ -180,17 +196,21 @@ class Layers:
             self._sealed.popleft()
         self._restack()
 
-    def cut(self, keys: int, changes: int) -> Layer | None:
-        """Cut the last changes off the active layer, which had `keys` keys before them, and return them as a layer.
+    def cut(self, keys: int, count: int, changes: int) -> Layer | None:
+        """Cut the last changes and outputs off the active layer, and return them as a layer.
 
-        Return None if they replaced one of these keys: a layer has only the last value of each.
+        `keys`: the keys that it had before them; `count`: the table's count of changes then; `changes`: how many
+        followed, outputs included. Return None if they replaced one of these keys: a layer has only the last value of
+        each.
         """
         layer = self.active
+        kept = bisect_right(layer.outputs, count, key=itemgetter(0))
+        changes -= len(layer.outputs) - kept
         if len(layer.changes) - keys != changes:
             return None
         items, made = list(layer.changes.items()), len(layer.history) - changes
-        self.active = Layer(dict(items[:keys]), layer.history[:made] if layer.history else [])
-        later = Layer(dict(items[keys:]), layer.history[made:])
+        self.active = Layer(dict(items[:keys]), layer.history[:made] if layer.history else [], {}, layer.outputs[:kept])
+        later = Layer(dict(items[keys:]), layer.history[made:], {}, layer.outputs[kept:])
         for key, due_ms in layer.dues.items():
             (later if key in later.changes else self.active).dues[key] = due_ms
         return later

@@ -40,6 +40,7 @@ from statelog.schemas.ledger.place import Metadata, Place, check_metadata
 from statelog.schemas.ledger.state import LastCommit
 from statelog.tables.expiry import Expiry
 from statelog.tables.layers import Layer, Layers, LoggedChange, dues_behind
+from statelog.tables.outputs import TableOutputs
 from statelog.tables.setup import TableSetup, tuning_of
 from statelog.tables.state.state import State
 from statelog.tables.state.store import StatePlace
@@ -91,6 +92,7 @@ class CommitScheduler:
         state: State,
         layers: Layers,
         expiry: Expiry,
+        outputs: TableOutputs,
         advance: Callable[[float | None], None],
     ) -> None:
         self._setup = setup
@@ -99,7 +101,7 @@ class CommitScheduler:
         self._opened = StatePlace.of(writer)
         """Its count of accepted losses stays that of the opening: the state may have changes that were lost since."""
         self._state = state
-        self._layers, self._expiry = layers, expiry
+        self._layers, self._expiry, self._outputs = layers, expiry, outputs
         self._advance = advance
         self._checkpoints: deque[_Checkpoint] = deque()
         self._sent: _SentCommit | None = None
@@ -191,6 +193,7 @@ class CommitScheduler:
 
     def commit_if_due(self, interval_s: float, before: Named) -> None:
         """Commit the noted progress if it is due, or there are too many changes. Raises the errors of `commit`."""
+        self._outputs.check()
         self.step()
         now_s, layers, settings = self._clock(), self._layers, self._setup.settings
         named, count, *_ = self._named
@@ -218,7 +221,7 @@ class CommitScheduler:
         if not (named or committed or self._layers.suspended):
             later: Layer | None = Layer()
         else:
-            later = self._layers.cut(keys, count - named_count) if named is not committed else None
+            later = self._layers.cut(keys, named_count, count - named_count) if named is not committed else None
         if later is not None:
             if self._is_news(named):
                 self.commit(named, count)
@@ -235,6 +238,7 @@ class CommitScheduler:
         """Make the active layer the next checkpoint, after waiting for older ones if too many are pending. Raises
         InvalidMetadata, InvalidChange, Misuse, after which the table goes on; any other error ends it.
         """
+        self._outputs.check()
         with self.refusing():
             _check_progress(progress, self._writer.grant.descriptor.record_bytes_max)
         while len(self._checkpoints) >= tuning_of(self._setup.settings).commits_under_way_max:
@@ -250,6 +254,7 @@ class CommitScheduler:
                     self._layers.unseal()
                 raise
         self.applied += bool(swept)
+        self._outputs.log(layer)
         self._setup.environment.crash("sealed")
         progress = dict(progress)
         commit = self._send(progress)
@@ -393,7 +398,8 @@ class CommitScheduler:
         commit = sent.commit.result()
         self._sent = None
         changes, dues = dict[Any, Any](), dict[Any, int]()
-        for layer in self._layers.oldest(sent.checkpoints):
+        layers = self._layers.oldest(sent.checkpoints)
+        for layer in layers:
             dues = dues_behind(dues, layer)
             changes = {**changes, **layer.changes} if changes else layer.changes
         # Right after the Commit, or after the Open that resolved it. A fenced writer may have read on into another's.
@@ -404,6 +410,7 @@ class CommitScheduler:
         self._layers.committed(sent.checkpoints)
         self._expiry.committed()
         self.applied += 1
+        self._outputs.committed(layers)
         for _ in range(sent.checkpoints):
             self._checkpoints.popleft().commit.end(commit)
 

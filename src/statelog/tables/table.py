@@ -13,9 +13,11 @@ Invariant: a commit that failed, or whose outcome is unknown, ends the table. It
 
 from collections.abc import Callable, Generator, Iterator, MutableMapping, Sequence
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from threading import get_ident
 from typing import Any, ParamSpec, Self, TypeVar
 
+from statelog.closing import undone_by_errors
 from statelog.errors import ClosedError, Misuse, NotCommitted, UncommittedChanges
 from statelog.log.options import K, V
 from statelog.pending import Pending
@@ -24,13 +26,14 @@ from statelog.producer.guard import NOBODY, Guard, Guarded, Life
 from statelog.schemas.changes.due import When
 from statelog.schemas.ledger.place import Metadata
 from statelog.schemas.ledger.state import LastCommit
+from statelog.tables.emitting import Emitting
 from statelog.tables.expiry import Expiry
 from statelog.tables.layers import Layer, Layers
+from statelog.tables.outputs import TableOutputs
 from statelog.tables.scheduler import LARGE, CommitScheduler, Named
 from statelog.tables.setup import TableSetup
 from statelog.tables.state.state import State
 from statelog.tables.state_opener import OpenReport
-from statelog.tables.timers import Timed
 from statelog.warn import warn_caller
 
 P = ParamSpec("P")
@@ -42,7 +45,7 @@ _WEIGHED = 4 << 10
 """The least put whose bytes are counted; the count of changes bounds smaller ones of bytes well enough."""
 
 
-class Table(Timed[K, V], MutableMapping[K, V]):
+class Table(Emitting[K, V], MutableMapping[K, V]):
     """A mapping of keys (bytes, str, int) to values (bytes, dicts by a value schema, JSON values) that survives.
 
         table[b"alice"] = b"1"
@@ -64,9 +67,12 @@ class Table(Timed[K, V], MutableMapping[K, V]):
         self._quick, self._quick_value = self._keys.quick_class, self._values.quick_class
         self._every = setup.settings.every_change
         self._refresh()
-        self._count = 0
+        self._count = self._sends = 0
         self._is_lent = False
-        self._commits = CommitScheduler(setup, writer, state, self._layers, self._expiry, self._advance)
+        self._outputs = TableOutputs(setup, writer)
+        self._commits = CommitScheduler(setup, writer, state, self._layers, self._expiry, self._outputs, self._advance)
+        with undone_by_errors(partial(self._end, is_failed=True)):
+            self._outputs.begin()
         setup.environment.made(self, setup.log.name, writer.name)
 
     # ---- what it is
@@ -90,7 +96,7 @@ class Table(Timed[K, V], MutableMapping[K, V]):
 
     @property
     def changes(self) -> int:
-        """How often this object was changed. The same number twice means that nothing changed in between."""
+        """How often this object was changed, and has sent. The same number twice means that neither was in between."""
         return self._count
 
     @property
@@ -212,7 +218,7 @@ class Table(Timed[K, V], MutableMapping[K, V]):
         committed = self._state.items(key_groups)
         is_over = self._expiry.is_over if self._timed else None
         found = self._layers.over(committed, lambda key: wanted is None or self._keys.group(key) in wanted, is_over)
-        return self._unchanged(found, self._count + self._commits.applied, keys_only=keys_only)
+        return self._unchanged(found, self._scanned, keys_only=keys_only)
 
     @Guarded.turn
     def range(self, start: K | None = None, end: K | None = None, *, reverse: bool = False) -> Iterator[tuple[K, V]]:
@@ -224,7 +230,7 @@ class Table(Timed[K, V], MutableMapping[K, V]):
         committed = self._state.range(first, behind, reverse=reverse)
         is_over = self._expiry.is_over if self._timed else None
         found = self._layers.over_range(committed, first, behind, is_over, reverse=reverse)
-        return self._unchanged(found, self._count + self._commits.applied)
+        return self._unchanged(found, self._scanned)
 
     def clear(self) -> None:
         """Remove every key."""
@@ -235,14 +241,14 @@ class Table(Timed[K, V], MutableMapping[K, V]):
         self, found: Iterator[tuple[Any, Any]], count: int, *, keys_only: bool = False
     ) -> Iterator[tuple[K, V]]:
         """Yield copies of the found items, which are read as they are taken. Raises Misuse once the table has more
-        changes and commits than `count`.
+        changes and commits than `count`. Sending is no change of what is scanned.
         """
         copy, guard, nobody = self._values.copier(keys_only=keys_only), self._guard, NOBODY
         while True:
             user = get_ident()
             if user != guard.user:
                 guard.check()
-            if self._count + self._commits.applied != count:
+            if self._count - self._sends + self._commits.applied != count:
                 raise Misuse(
                     "the table was changed, or committed, while it was iterated",
                     **self._writer.grant.facts,
@@ -387,7 +393,7 @@ class Table(Timed[K, V], MutableMapping[K, V]):
 
     def _end_begun(self, begun: list[Layer], count: int, *, keep: bool) -> None:
         with self._commits.refusing():
-            is_void = not keep or not self._layers.active.changes
+            is_void = not keep or self._layers.active.is_empty
             if not keep:
                 self._expiry.undone()
             try:
@@ -420,15 +426,16 @@ class Table(Timed[K, V], MutableMapping[K, V]):
         except BaseException:
             self._end(is_failed=True)
             raise
-        lost = 0 if self._layers.is_clean else len(self._layers.merged())
+        is_lost, lost, unsent = not self._layers.is_clean, len(self._layers.merged()), self._layers.unsent
         self._end(is_failed=False)
-        if lost and self._is_lent:
+        if is_lost and self._is_lent:
             warn_caller(f"{self._guard} was closed with uncommitted changes; they are discarded", UncommittedChanges)
-        elif lost:
+        elif is_lost:
             raise NotCommitted(
                 f"the table {self._setup.log.name} was closed with changes that no commit holds; they are discarded",
                 **self._writer.grant.facts,
                 changed_keys=lost,
+                **({"messages": unsent} if unsent else {}),
                 hint="Call `commit` or `commit_every` after the last change, with the progress that it leads to "
                 "(`table.progress`, if it is still that of the last commit), or undo it with `rollback`",
             )
@@ -442,6 +449,7 @@ class Table(Timed[K, V], MutableMapping[K, V]):
             with ExitStack() as closing:
                 closing.push(self._setup)
                 closing.callback(self._state.close)
+                closing.callback(self._outputs.close, is_failed=is_failed)
                 if is_failed:  # Without a warning of uncommitted changes.
                     self._writer.__exit__(RuntimeError, None, None)
                 else:

@@ -21,7 +21,6 @@ from statelog.schemas.changes.due import When
 from statelog.tables.expiry import Expiry
 from statelog.tables.keyed import Keyed
 from statelog.tables.state.dues import DueKey
-from statelog.tables.statistics import TableStatistics
 
 
 class Timed(Guarded, Keyed[K, V]):
@@ -82,8 +81,3 @@ class Timed(Guarded, Keyed[K, V]):
     def overdue_s(self) -> float:
         """Seconds since the oldest committed row is due that is still there; 0.0 if none is. On any thread."""
         return self._expiry.overdue_s
-
-    @Guarded.turn
-    def statistics(self) -> TableStatistics:
-        """Return what the table still has to do, such as deleting rows that are due."""
-        return self._expiry.statistics()

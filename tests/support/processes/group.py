@@ -30,10 +30,16 @@ from tests.support.processes.starts import quick_start
 from tests.support.rigs.log import where_at
 from tests.support.waiting import wait_for
 
-__all__ = ["Group", "Member", "given"]
+__all__ = ["OUTPUT_PARTITIONS", "Group", "Member", "given", "sent"]
 
 _CONTEXT = quick_start()
 _WRONG = 3
+OUTPUT_PARTITIONS = 2
+
+
+def sent(partition: int, offset: int) -> bytes:
+    """Return the output of a message of the input."""
+    return b"%d %d" % (partition, offset)
 
 
 def given(table: Mapping[bytes, bytes], progress: Mapping[str, Any]) -> str:
@@ -54,11 +60,17 @@ class Group:
     directory: Path | None = None
     commit_s: float = 0.1
     has_standbys: bool = False
+    sends: bool = False
 
     @property
     def topic(self) -> str:
         """The input topic."""
         return f"{self.name}-input"
+
+    @property
+    def output(self) -> str:
+        """The topic that the processes send to, if they do."""
+        return f"{self.name}-output"
 
     @property
     def where(self) -> statelog.Where:
@@ -71,6 +83,8 @@ class Group:
         """Make the input topic; yield a producer for it."""
         with closing(ConfluentKafka(client_config({"bootstrap.servers": self.bootstrap}))) as kafka:
             kafka.create_topic(TopicSpec(name=self.topic, partitions=self.partitions, replication_factor=1))
+            if self.sends:
+                kafka.create_topic(TopicSpec(name=self.output, partitions=OUTPUT_PARTITIONS, replication_factor=1))
         properties = {"bootstrap.servers": self.bootstrap, "enable.idempotence": "true", "linger.ms": "5"}
         producer = confluent_kafka.Producer(properties)
         yield producer
@@ -201,6 +215,9 @@ def _work(group: Group, instance: str) -> None:
                 seen = {id(one) for one in worker.tables.values()}
             offset = int(message.value() or b"")
             WORK.step(table, offset)
+            if group.sends:
+                partition = message.partition() or 0
+                table.send(group.output, sent(partition, offset), partition=partition % OUTPUT_PARTITIONS)
             worker.commit_every(group.commit_s)
 
 

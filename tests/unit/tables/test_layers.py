@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from statelog.errors import Misuse
-from statelog.tables.layers import Layers
+from statelog.schemas.outputs.output import Output
+from statelog.tables.layers import Layer, Layers
 from tests.support.faults.signals import at_line, handled
 
 
@@ -92,3 +93,45 @@ def test_transactions_that_do_not_nest() -> None:
     layers.end(third, keep=True)
     layers.seal()
     assert layers.merged() == {"k": "before", "j": "third"}
+
+
+def _send(layers: Layers, count: int) -> None:
+    layers.active.outputs.append((count, Output("topic", b"%d" % count)))
+
+
+def _numbers(layer: Layer | None) -> list[int]:
+    assert layer is not None
+    return [count for count, _ in layer.outputs]
+
+
+def test_messages_go_with_their_changes() -> None:
+    """What seals, keeps, drops or restores changes does the same with the messages between them, in their order."""
+    layers = Layers()
+    _send(layers, 1)
+    kept, dropped = layers.begin(), layers.begin()
+    _send(layers, 2)
+    layers.end(dropped, keep=False)
+    _send(layers, 3)
+    layers.end(kept, keep=True)
+    assert (_numbers(layers.active), layers.unsent, layers.is_clean) == ([1, 3], 2, False)
+    assert _numbers(layers.seal()) == [1, 3]
+    assert (layers.unsent, layers.is_clean) == (0, True)
+    layers.unseal()
+    assert layers.unsent == 2
+
+
+def test_messages_are_cut_with_their_changes() -> None:
+    """A cut takes the messages behind a count of changes, and is refused if a change before it was replaced."""
+    layers = Layers()
+    _send(layers, 1)
+    layers.active.changes["a"] = "before"
+    _send(layers, 3)
+    layers.active.changes["b"] = "later"
+    _send(layers, 5)
+    later = layers.cut(1, 3, 2)
+    assert (_numbers(layers.active), _numbers(later)) == ([1, 3], [5])
+    assert later is not None
+    assert (layers.active.changes, later.changes) == ({"a": "before"}, {"b": "later"})
+    layers.active.changes["a"] = "replaced"
+    _send(layers, 7)
+    assert layers.cut(1, 5, 2) is None

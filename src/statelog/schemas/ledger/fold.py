@@ -375,6 +375,11 @@ class LedgerFold:
                     hint="Start from the newest snapshot, with an empty target",
                 )
 
+    def meta_record(self, writer: str, key: str) -> bytes | None:
+        """Return the committed meta record of a writer; None if there is none."""
+        self._apply_meta()
+        return self._meta.get((writer, key))
+
     def _apply_meta(self) -> None:
         for writer, record in self._pending_meta:
             for handle in record.read_body().handles:

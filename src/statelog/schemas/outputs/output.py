@@ -22,6 +22,8 @@ Headers: TypeAlias = Mapping[str, Text | None] | Sequence[tuple[str, Text | None
 
 HEADER = "statelog"
 """The header that names the origin of a message. A caller's own must have another name."""
+SENDER = "statelog.outputs"
+"""The meta record of a writer that ever sent. Its value is the id of the reading that held truncation first."""
 _TOPIC = re.compile(r"[A-Za-z0-9._-]{1,249}\Z")
 _MOST_PARTITION = (1 << 31) - 1
 _ROW_BYTES = 21

@@ -289,6 +289,10 @@ class Assignment:
         now_s = self._clock()
         if ends or now_s >= self._publish_s:
             self._publish_s = now_s + _PUBLISH_S
+            if not ends:
+                for assigned in held:
+                    self._try(assigned, assigned.table.check_outputs)
+                held = [assigned for assigned in held if assigned.partition in self.held]
             for assigned in held:
                 assigned.input_end = self.member.known_end(assigned.partition)
             places = {one.partition: one.committed_offset for one in held}

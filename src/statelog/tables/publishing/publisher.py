@@ -119,6 +119,7 @@ class Publisher:
         self._lock = Lock()
         self._woken, self._ended = Event(), Event()
         self._is_running = self._is_used = self._is_closed = self._is_settled = self._lingers = False
+        self._is_patient = True
         self._close_until_s: float | None = None
         self._error: BaseException | None = None
         self._failing: tuple[int, float] | None = None
@@ -169,7 +170,7 @@ class Publisher:
         """
         if self._process.is_foreign or self._is_closed:
             return
-        self._is_closed, self._is_settled = True, is_settled
+        self._is_closed, self._is_settled, self._is_patient = True, is_settled, patience_s > 0
         self._close_until_s = self._environment.clock() + patience_s
         self._woken.set()
         if self._error is None and (self._is_used or self._hold.is_claimed):
@@ -257,7 +258,8 @@ class Publisher:
         self._sender.close()
         if not self._sender.reaches(self._log.history.place.position):
             text = "outputs behind position %d are not published yet; the next owner of %s publishes them"
-            _LOG.warning(text, self._sender.position, self._sender.name)
+            level = logging.WARNING if self._is_patient else logging.INFO  # A table that failed has raised its error.
+            _LOG.log(level, text, self._sender.position, self._sender.name)
         elif self._is_settled:
             self._hold.release()
 
