@@ -381,6 +381,7 @@ def test_a_subscription_holds_unpublished_messages(
         with rig.open() as other, OutputReader(other, "w") as reader:
             base = subscription.newest()
             parts = list(reader.between(start, other.ledger.end(), base))
+            assert list(outputs_between(other, "w", start, other.ledger.end(), base)) == parts
         assert [one.value for part in parts for one in part.outputs] == [b"%d" % number for number in range(8)]
 
         view = log.history.read()

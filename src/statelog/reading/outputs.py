@@ -32,6 +32,7 @@ from statelog.schemas.snapshot.claims import OUTPUTS, Subscription, newest_files
 
 _PORTION_BYTES = 16 << 20
 """The most messages of ledger records that are held at once."""
+_PORTION_COMMITS = 1024
 
 
 class CommittedOutputs(NamedTuple):
@@ -48,10 +49,12 @@ class CommittedOutputs(NamedTuple):
     is_last: bool
 
 
-def outputs_between(log: Log, writer: str, after: int, to: int) -> Iterator[CommittedOutputs]:
+def outputs_between(
+    log: Log, writer: str, after: int, to: int, base: LedgerBase | None = None
+) -> Iterator[CommittedOutputs]:
     """Yield the messages of a writer's commits above one position and up to another, as `OutputReader.between`."""
     with OutputReader(log, writer) as reader:
-        yield from reader.between(after, to)
+        yield from reader.between(after, to, base)
 
 
 def count_outputs(log: Log, writer: str, after: int, to: int, base: LedgerBase | None = None) -> int:
@@ -113,12 +116,13 @@ class OutputReader(Closing):
     def between(self, after: int, to: int, base: LedgerBase | None = None) -> Iterator[CommittedOutputs]:
         """Yield the messages of commits above one ledger position and up to another, in ledger order.
 
-        `base`: a fold at or below the first position, for when this process no longer knows the commits behind it.
+        `base`: a fold at or below the first position, such as the subscription that holds the messages. It is needed if
+        this process no longer knows the commits behind that position, and no snapshot lies below.
         Raises OffsetGone, BeyondEnd, NotFound if the ledger does not reach back; IncompleteChangeSet and other Damaged;
         Unavailable.
         """
-        commits = [one for one in _commits(self._log, after, to, base) if one.writer == self._writer]
-        for portion in _portions([one for one in commits if one.commit.outputs is not None]):
+        commits = (one for one in _commits(self._log, after, to, base) if one.writer == self._writer)
+        for portion in _portions(one for one in commits if one.commit.outputs is not None):
             yield from self._read(portion)
 
     def close(self) -> None:
@@ -166,18 +170,19 @@ class OutputReader(Closing):
         return self._readers[topic]
 
 
-def _commits(log: Log, after: int, to: int, base: LedgerBase | None) -> Sequence[ValidCommit]:
-    """Return all valid commits above one position and up to another."""
+def _commits(log: Log, after: int, to: int, base: LedgerBase | None) -> Iterator[ValidCommit]:
+    """Yield all valid commits above one position and up to another: there may be more than fit in memory."""
     history = log.history
     if history.place.position < to:
         history.read_to(to)
     found = history.commits(after, to)
     if found is not None:
-        return found
+        yield from found
+        return
     if base is None or base.place.position > after:
         base = RetainedHistory(log, None).base_for(after)
     with log.replay(base, after) as replay:
-        return replay.read_to(to)
+        yield from replay.commits(to)
 
 
 class _SendingCommit(NamedTuple):
@@ -216,7 +221,8 @@ def _portions(commits: Iterable[ValidCommit]) -> Iterator[list[_SendingCommit]]:
     for one in map(_SendingCommit.of, commits):
         size_bytes, mine = one.carried_bytes, one.partitions
         is_apart = bool(partitions and mine) and len(partitions | mine) > 1
-        if portion and (is_apart or held_bytes + size_bytes > _PORTION_BYTES):
+        is_full = held_bytes + size_bytes > _PORTION_BYTES or len(portion) == _PORTION_COMMITS
+        if portion and (is_apart or is_full):
             yield portion
             portion, held_bytes, partitions = [], 0, frozenset()
         portion.append(one)
