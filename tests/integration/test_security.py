@@ -8,12 +8,16 @@ import re
 import time
 import traceback
 from collections.abc import Callable
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import NamedTuple
 
 import pytest
+from confluent_kafka.admin import AclOperation, ResourceType
 
-from statelog.errors import ConfigError, Unavailable
+from statelog.errors import AlreadyExists, ConfigError, Unavailable
+from statelog.kafka.client import ConfluentKafka
+from statelog.kafka.config import client_config
 from statelog.log import Log, LogOptions, Where, accept_data_loss, accept_ledger_loss
 from statelog.materializer import Materializer
 from statelog.materializer.outcome import CompletedRound
@@ -22,12 +26,16 @@ from statelog.materializer.settings import MaterializerSettings
 from statelog.producer import Coordinator, TaskWriter, Writer
 from statelog.recovery import recover
 from statelog.schemas.ledger.records import LossRange
+from statelog.schemas.outputs.output import Output
+from statelog.schemas.outputs.stored import outputs_group
 from tests.support.canary import CANARY
+from tests.support.rigs.kafka import spec_of
 from tests.support.rigs.log import where_at
 from tests.support.services.s3_faulty import Told, faulty_s3
 from tests.support.services.secure_broker import (
     Right,
     SecureBroker,
+    group,
     publishing,
     reading,
     rolling_up,
@@ -62,7 +70,7 @@ class Place(NamedTuple):
 def place(secure_node: SecureBroker, tmp_path_factory: pytest.TempPathFactory) -> Place:
     """Return a secured log with a snapshot."""
     directory = tmp_path_factory.mktemp("secured")
-    users = {name: f"{CANARY}-{name}" for name in (*ROLES, "administrator")}
+    users = {name: f"{CANARY}-{name}" for name in (*ROLES, "sender", "administrator")}
     broker = secure_node.serve(users)
     found = Place(broker, str(directory / "root"))
     plain = {"bootstrap.servers": broker.plain}
@@ -166,6 +174,7 @@ ROLES: dict[str, tuple[Callable[[Place, str], None], list[Right]]] = {
     ),
 }
 """The work of each role, and the rights that docs/security.md lists for it."""
+OUTPUT = "secured-output"
 MADE, MADE_LEDGER = "secured-too", "secured-too.ledger"
 MAKING = [
     *topic(MADE, "CREATE", "DESCRIBE", "DESCRIBE_CONFIGS"),
@@ -199,6 +208,43 @@ def test_a_missing_right_is_told_by_name(place: Place, role: str, missing: Right
         act(place, role)
     assert missing.operation.name in str(caught.value)
     assert missing.name in str(caught.value)
+
+
+SENDING = [
+    Right(ResourceType.TRANSACTIONAL_ID, f"statelog.{_LOG}/writer", AclOperation.WRITE),
+    *group(f"statelog.{_LOG}/writer", "READ"),
+    *topic(OUTPUT, "WRITE"),
+]
+"""The rights of a table that sends messages, besides those of a writer."""
+
+
+def _send(place: Place, rights: list[Right], *, is_transactional: bool) -> None:
+    """Publish a message with these rights."""
+    place.broker.grant("sender", [*writing(_LOG), *rights])
+    with place.open("sender") as log:
+        producer = log.kafka.output_producer(
+            outputs_group(_LOG, "writer"), log.ledger_topic, is_transactional=is_transactional
+        )
+        with closing(producer):
+            producer.start()
+            producer.begin()
+            producer.send(Output(OUTPUT, b"sent"))
+            producer.commit(1)
+
+
+@pytest.mark.parametrize("is_transactional", [True, False])
+def test_a_table_sends_with_exactly_its_rights(place: Place, is_transactional: bool) -> None:
+    """Messages need three rights more, each named while missing; without transactions no id of transactions."""
+    plain = ConfluentKafka(client_config({"bootstrap.servers": place.broker.plain}))
+    with closing(plain), suppress(AlreadyExists):
+        plain.create_topic(spec_of(OUTPUT, 1))
+    needed = [one for one in SENDING if is_transactional or one.kind is not ResourceType.TRANSACTIONAL_ID]
+    for missing in needed:
+        with pytest.raises(ConfigError) as caught:
+            _send(place, [one for one in needed if one != missing], is_transactional=is_transactional)
+        assert missing.operation.name in str(caught.value)
+        assert missing.name in str(caught.value)
+    _send(place, needed, is_transactional=is_transactional)
 
 
 def test_a_round_without_the_right_on_its_group_goes_on_and_says_so(place: Place) -> None:
