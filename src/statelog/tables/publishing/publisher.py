@@ -13,6 +13,7 @@ Invariants:
 """
 
 import logging
+import math
 from collections import deque
 from contextlib import suppress
 from dataclasses import dataclass
@@ -36,6 +37,8 @@ _MOVE_S = 10.0
 """How often the hold is moved on."""
 _IDLE_MOVES = 6
 """After so many of these times without a wake the producer is closed, and the thread ends."""
+_PACE_S = 0.02
+"""The least time from one transaction to the next: each costs brokers and processors more than a commit does."""
 _PAUSE_S, _PAUSE_MAX_S = 0.1, 2.0
 _CAUSES = ("topic", "partition", "kafka_error")
 """The facts of the last error that the error of the patience names, too."""
@@ -117,7 +120,7 @@ class Publisher:
             environment=self._environment,
         )
         self._lock = Lock()
-        self._woken, self._ended = Event(), Event()
+        self._woken, self._closing, self._ended = Event(), Event(), Event()
         self._is_running = self._is_used = self._is_closed = self._is_settled = self._lingers = False
         self._is_patient = True
         self._close_until_s: float | None = None
@@ -125,6 +128,7 @@ class Publisher:
         self._failing: tuple[int, float] | None = None
         """The position where it has failed last, and since when."""
         self._moved_s = self._environment.clock()
+        self._sent_s = -math.inf
         self._awaited: deque[_Awaited] = deque()
 
     # ---- for the owner
@@ -172,6 +176,7 @@ class Publisher:
             return
         self._is_closed, self._is_settled, self._is_patient = True, is_settled, patience_s > 0
         self._close_until_s = self._environment.clock() + patience_s
+        self._closing.set()
         self._woken.set()
         if self._error is None and (self._is_used or self._hold.is_claimed):
             self._begin()
@@ -213,7 +218,7 @@ class Publisher:
 
     def _is_woken_again(self) -> bool:
         """Wait for the next wake, where there is a thread for it. Else close the producer. Return whether it came."""
-        lingers, self._lingers = self._lingers and self._environment.start is start_thread, False
+        lingers, self._lingers = self._lingers and self._has_thread, False
         for _ in range(_IDLE_MOVES if lingers else 0):
             if self._woken.wait(_MOVE_S):
                 return True
@@ -241,6 +246,7 @@ class Publisher:
         view = history.read() if self._hold.is_claimed and now_s - self._moved_s >= _MOVE_S else None
         to = (view or history).place.position
         if not self._sender.reaches(to):
+            self._rest()
             self._sender.send_to(to, self._hold.base, self._is_late)
         self._failing = None
         while self._awaited and self._sender.reaches(self._awaited[0].position):
@@ -249,6 +255,18 @@ class Publisher:
             self._hold.move(view)
             self._moved_s = now_s
         return self._sender.reaches(history.place.position)
+
+    def _rest(self) -> None:
+        """Let some time pass since the last transaction, where there is a thread for it."""
+        left_s = self._sent_s + _PACE_S - self._environment.clock()
+        if left_s > 0 and self._has_thread:
+            self._closing.wait(left_s)
+        self._sent_s = self._environment.clock()
+
+    @property
+    def _has_thread(self) -> bool:
+        """Whether runs have a thread of their own, which may wait."""
+        return self._environment.start is start_thread
 
     def _is_late(self) -> bool:
         return self._close_until_s is not None and self._environment.clock() >= self._close_until_s
