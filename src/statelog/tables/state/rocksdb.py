@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any
 from weakref import WeakSet
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import rocksdict
@@ -33,7 +34,7 @@ from statelog.errors import Corrupt
 from statelog.recovery.rocksdb_dues import DUE_FAMILY
 from statelog.recovery.rocksdb_state import STATE_KEY, rocksdb_error
 from statelog.recovery.rocksdb_target import raw_keys
-from statelog.schemas.arrays import column_of, column_of_rows
+from statelog.schemas.arrays import column_of, column_of_rows, numbers_of
 from statelog.schemas.changes.changes import deletes_and_puts
 from statelog.schemas.changes.due import dues_of, has_due
 from statelog.schemas.changes.key_order import sorted_rows
@@ -96,7 +97,7 @@ class RocksdbStore:
     ) -> None:
         self._directory = directory
         self._keys = keys
-        self._raw = keys.quick_raw()
+        self._raw, self._of_raw = keys.quick_raw(), keys.quick_of_raw()
         self._values = values
         self._decode = None if values.is_opaque else values.decode
         self._recent = RecentCommits(tuning_of(settings).recent_bytes)
@@ -198,20 +199,13 @@ class RocksdbStore:
 
     def overdue(self, now_ms: int, most: int, is_wanted: IsWanted) -> list[DueKey]:
         """Return up to `most` wanted keys that are due at `now_ms`, with their dues, oldest first. Raises Corrupt."""
-        of_raw, found = self._keys.of_raw, list[DueKey]()
         with self._translating():
-            for raw, due_ms in self._dues.overdue(now_ms):
-                key = of_raw(raw)
-                if is_wanted(key):
-                    found.append((key, due_ms))
-                    if len(found) == most:
-                        break
-        return found
+            return self._dues.overdue(now_ms, most, self._of_raw, is_wanted)
 
     def overdue_count(self, now_ms: int) -> int:
         """Count the rows that are due. Raises Corrupt."""
         with self._translating():
-            return sum(1 for _ in self._dues.overdue(now_ms))
+            return self._dues.overdue_count(now_ms)
 
     def __len__(self) -> int:
         """Count the keys, once."""
@@ -248,7 +242,7 @@ class RocksdbStore:
     def _scan(
         self, start: bytes, end: bytes | None, now_ms: int | None, *, reverse: bool
     ) -> Generator[tuple[Any, Any]]:
-        of_raw, decode = self._keys.of_raw, self._values.decode
+        of_raw, decode = self._of_raw, self._values.decode
         with self._translating():
             is_due = None if now_ms is None else self._dues.hidden(start, end, now_ms, reverse=reverse)
             rows = self._database.iter()
@@ -314,7 +308,9 @@ class RocksdbStore:
         keys, order = self._in_raw_order(list(puts))
         raw = _put(batch, keys, order, values)
         if dues or self._dues.is_there:
-            self._put_dues(batch, raw_deleted + raw, {self._raw(key): due_ms for key, due_ms in dues.items()})
+            by_put = map(raw.__getitem__, np.argsort(numbers_of(order)).tolist())
+            named = {key: dues[put] for put, key in zip(puts, by_put, strict=True) if put in dues}
+            self._put_dues(batch, raw_deleted + raw, named)
         self._write(batch)
         self._recent.take(changes, keys.nbytes + (sum(map(len, values)) if self._decode is None else held_bytes(live)))
 

@@ -11,13 +11,14 @@ Invariants:
 
 import ctypes
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import repeat
-from typing import cast
+from typing import Any, cast
 
 import rocksdict
 
 from statelog.recovery.rocksdb_dues import BY_DUE, BY_KEY, DUE_BYTES, DUE_FAMILY, FLOOR, due_bytes
+from statelog.tables.state.dues import DueKey, IsWanted
 
 _BEHIND_KEYS = b"l"
 """Sorts behind every entry `k`."""
@@ -39,6 +40,8 @@ class RocksdbDues:
         self._earliest: bytes | None = None
         self._is_known = True
         """Whether `_earliest` is up to date."""
+        self._seen: dict[bytes, bytes] = {}
+        """The dues of rows that were found to be due since the last change."""
 
     def open(self, database: rocksdict.Rdict, *, is_there: bool) -> None:
         """Use this open database, which has the family or not."""
@@ -77,31 +80,44 @@ class RocksdbDues:
             self._floor, self._is_known = self._earliest or self._floor, True
         return self._earliest
 
-    def overdue(self, now_ms: int) -> Iterator[tuple[bytes, int]]:
-        """Yield raw keys and dues of the rows that are due, oldest first."""
-        earliest = self._found_earliest()
+    def overdue(self, now_ms: int, most: int, of_raw: Callable[[bytes], Any], is_wanted: IsWanted) -> list[DueKey]:
+        """Return up to `most` wanted keys that are due, as `of_raw` makes them, with their dues, oldest first."""
+        self._seen, found = {}, list[DueKey]()
+        earliest, seen = self._found_earliest(), self._seen
         if earliest is None or now_ms < 0:
-            return
-        of_bytes = int.from_bytes
+            return found
         for entry in self._entries(earliest, due_bytes(now_ms + 1)):
-            yield entry[_ENTRY:], of_bytes(entry[len(BY_DUE) : _ENTRY], "big")
+            raw = entry[_ENTRY:]
+            key = of_raw(raw)
+            if is_wanted(key):
+                seen[raw] = due = entry[len(BY_DUE) : _ENTRY]
+                found.append((key, int.from_bytes(due, "big")))
+                if len(found) == most:
+                    break
+        return found
+
+    def overdue_count(self, now_ms: int) -> int:
+        """Count the rows that are due."""
+        earliest = self._found_earliest()
+        return 0 if earliest is None or now_ms < 0 else sum(1 for _ in self._entries(earliest, due_bytes(now_ms + 1)))
 
     def _entries(self, start: bytes, end: bytes) -> Iterator[bytes]:
         """Yield the entries `t` from the due `start` on and below `end`, in their order."""
         if self._family is None:
             return
         rows, behind = self._family.iter(), BY_DUE + end
+        valid, key, step = rows.valid, rows.key, rows.next
         try:
             rows.seek(BY_DUE + start)
-            while rows.valid():
-                entry = rows.key()
+            while valid():
+                entry = key()
                 if entry >= behind:
                     return
                 yield entry
-                rows.next()
+                step()
             rows.status()  # As in every scan of the store.
         finally:
-            del rows
+            del rows, valid, key, step
 
     def hidden(self, start: bytes, end: bytes | None, now_ms: int, *, reverse: bool) -> Callable[[bytes], bool] | None:
         """Return a function that says whether a row is due, for the raw keys of one scan, in its order.
@@ -135,29 +151,35 @@ class RocksdbDues:
         self, batch: rocksdict.WriteBatch, raw: Sequence[bytes], dues_ms: Mapping[bytes, int], *, are_new: bool = False
     ) -> None:
         """Give changed rows, each once, their dues; one that is not in `dues_ms` has none. `are_new`: none had one."""
-        family = self._family
-        if family is None:
+        if self._family is None:
             if not dues_ms:
                 return
             assert self._database is not None
-            family = self._hold(self._database.create_column_family(DUE_FAMILY, self._options))
-        is_new = are_new or self._found_earliest() is None
-        olds: Iterable[bytes | None] = repeat(None, len(raw))
-        if not is_new:
-            olds = cast("list[bytes | None]", family.get([BY_KEY + key for key in raw]))
-        dues = [None if due is None else due_bytes(due) for due in map(dues_ms.get, raw)]
-        changed = [one for one in zip(raw, olds, dues, strict=True) if one[1] != one[2]]
-        if not changed:
+            self._hold(self._database.create_column_family(DUE_FAMILY, self._options))
+        olds = {} if are_new or self._found_earliest() is None else self._olds(raw)
+        news = {key: due_bytes(due_ms) for key, due_ms in dues_ms.items()}
+        for key in [key for key, due in olds.items() if news.get(key) == due]:
+            del olds[key], news[key]
+        if not olds and not news:
             return
-        ended = sorted(BY_DUE + old + key for key, old, _ in changed if old is not None)
-        begun = sorted(BY_DUE + due + key for key, _, due in changed if due is not None)
-        untimed = [BY_KEY + key for key, _, due in changed if due is None]
+        ended = sorted([BY_DUE + due + key for key, due in olds.items()])
+        begun = sorted([BY_DUE + due + key for key, due in news.items()])
+        untimed = [BY_KEY + key for key in olds if key not in news]
+        timed = [key for key in raw if key in news]
         deque(map(batch.delete, [*ended, *untimed], repeat(self._handle)), maxlen=0)
-        for entry, due in sorted((BY_KEY + key, due) for key, _, due in changed if due is not None):
-            batch.put(entry, due, self._handle)
+        deque(map(batch.put, map(BY_KEY.__add__, timed), map(news.__getitem__, timed), repeat(self._handle)), maxlen=0)
         deque(map(batch.put, begun, repeat(b""), repeat(self._handle)), maxlen=0)
         self._note(ended, begun)
         batch.put(FLOOR, self._floor, self._handle)
+
+    def _olds(self, raw: Sequence[bytes]) -> dict[bytes, bytes]:
+        """Return the dues of these rows, in the order of the rows. Those that were just found are not read again."""
+        seen, self._seen = self._seen, {}
+        assert self._family is not None
+        unseen = [key for key in raw if key not in seen] if seen else raw
+        found = cast("list[bytes | None]", self._family.get([BY_KEY + key for key in unseen]))
+        read = {key: due for key, due in zip(unseen, found, strict=True) if due is not None}
+        return {key: due for key in raw if (due := seen.get(key) or read.get(key))} if seen else read
 
     def _note(self, ended: list[bytes], begun: list[bytes]) -> None:
         """Keep the earliest due and the floor, of sorted entries `t` that end and begin."""
