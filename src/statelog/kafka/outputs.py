@@ -16,7 +16,8 @@ from collections import deque
 from collections.abc import Callable
 from concurrent.futures import wait
 from contextlib import suppress
-from typing import Any, Protocol
+from functools import partial
+from typing import Any, Protocol, TypeVar
 
 import confluent_kafka
 from confluent_kafka import TopicPartition
@@ -28,6 +29,8 @@ from statelog.kafka.errors import classify_delivery, client_error
 from statelog.kafka.native import ProcessGuard, close_producer, kafka_error, last_error, make_client, native
 from statelog.kafka.port import GroupOffset
 from statelog.schemas.outputs.output import Output
+
+T = TypeVar("T")
 
 _LOG = logging.getLogger("statelog.kafka")
 # The client says by it that a fenced transaction could not be aborted.
@@ -117,7 +120,7 @@ class ConfluentOutputProducer:
             except BufferError:
                 if time.monotonic() >= until_s:
                     raise self._unanswered("the queue of records stays full") from None
-                native(client.poll, _FULL_S)
+                self._ask("sending records", client.poll, _FULL_S)
             except confluent_kafka.KafkaException as refused:
                 name, text = kafka_error(refused, self._config)
                 raise self._refusal(name, text, record.topic) from None
@@ -127,7 +130,7 @@ class ConfluentOutputProducer:
     def commit(self, offset: int, text: str = "") -> None:
         """Wait for the records, store the offset, and commit."""
         client = self._started()
-        left = native(client.flush, self._timeout_s)
+        left = self._ask("sending records", client.flush, self._timeout_s)
         for error, message in self._answers.items():
             if error is not None:
                 raise self._refusal(error.name(), self._config.redact(error.str()), message.topic() or "")
@@ -148,7 +151,7 @@ class ConfluentOutputProducer:
             if self._is_transactional:
                 self._ask("aborting a transaction", client.abort_transaction, self._timeout_s)
             else:
-                native(client.purge, in_queue=True, in_flight=False, blocking=False)
+                self._ask("dropping records", partial(client.purge, in_queue=True, in_flight=False, blocking=False))
 
     def close(self) -> None:
         """Abort, and release the client. Idempotent; never fails."""
@@ -184,9 +187,9 @@ class ConfluentOutputProducer:
             raise Misuse("the output producer has not been started", hint="Call start first")
         return self._client
 
-    def _ask(self, doing: str, call: Callable[..., Any], *args: Any) -> None:
+    def _ask(self, doing: str, call: Callable[..., T], *args: Any) -> T:
         try:
-            native(call, *args)
+            return native(call, *args)
         except confluent_kafka.KafkaException as refused:
             raise self._error(refused, doing) from None
 
