@@ -6,7 +6,7 @@ import pyarrow as pa
 
 from statelog.schemas.changes.changes import OPAQUE, change_schema
 from statelog.schemas.changes.chunk import EncodedChunk, encode_chunk
-from statelog.schemas.changes.due import DUE, with_dues
+from statelog.schemas.changes.due import DUE
 from statelog.schemas.changes.few import Changes, Dues, have_due, key_groups_in
 from statelog.schemas.key_groups import KeyType
 from statelog.schemas.ledger.place import LastRecord, Place
@@ -29,7 +29,7 @@ def rows_batch(
     columns: list[list[object]] = [list(column) for column in zip(*rows, strict=True)] or [[], [], [], []]
     arrays = [pa.array(column, field.type) for column, field in zip(columns, schema, strict=True)]
     batch = pa.RecordBatch.from_arrays(arrays, schema=schema)
-    return batch if dues is None else with_dues(batch, pa.array(dues, DUE.type))
+    return batch if dues is None else batch.append_column(DUE, pa.array(dues, DUE.type))
 
 
 WITNESS = Place(11, LastRecord(10, 0x1122334455667788))

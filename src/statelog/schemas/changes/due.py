@@ -140,13 +140,7 @@ def aligned(batches: Sequence[pa.RecordBatch]) -> Sequence[pa.RecordBatch]:
     """Return batches of changes, all with the column if one has it: then those without get one of nulls."""
     if len({batch.num_columns for batch in batches}) < 2:
         return batches
-    nulls = (pa.nulls(batch.num_rows, DUE.type) for batch in batches)
-    return [batch if has_due(batch) else with_dues(batch, mine) for batch, mine in zip(batches, nulls, strict=True)]
-
-
-def with_dues(batch: pa.RecordBatch, dues: pa.Array) -> pa.RecordBatch:
-    """Return changes without the column as changes with it."""
-    return pa.RecordBatch.from_arrays([*batch.columns, dues], schema=with_due(batch.schema))
+    return [shown(batch, due=True) for batch in batches]
 
 
 def only_used(changes: Changes) -> Changes:
