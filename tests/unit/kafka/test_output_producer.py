@@ -14,6 +14,9 @@ from statelog.kafka.outputs import ConfluentOutputProducer
 from statelog.kafka.port import GroupOffset
 from statelog.schemas.outputs.output import Output
 
+_FENCED, _TIMED_OUT = -144, -185
+"""The numbers of librdkafka's errors."""
+
 
 def _raising(code: int) -> Mock:
     return Mock(side_effect=confluent_kafka.KafkaException(confluent_kafka.KafkaError(code)))
@@ -38,7 +41,7 @@ def _begun() -> ConfluentOutputProducer:
 
 @pytest.mark.parametrize(
     ("code", "error"),
-    [(confluent_kafka.KafkaError._FENCED, Fenced), (confluent_kafka.KafkaError._TIMED_OUT, BrokerUnavailable)],
+    [(_FENCED, Fenced), (_TIMED_OUT, BrokerUnavailable)],
 )
 @pytest.mark.parametrize("call", ["flush", "poll"])
 def test_an_error_while_it_waits_for_records(client: Mock, code: int, error: type[Exception], call: str) -> None:
