@@ -19,6 +19,7 @@ pytestmark = pytest.mark.broker
 
 QUICK = {"heartbeat.interval.ms": "300", "session.timeout.ms": "6000"}
 NAMES = ("a", "b")
+KILLS, SOAK_KILLS = 12, 200
 MESSAGES = 40
 """Fed to each partition of the input in each turn."""
 
@@ -95,7 +96,7 @@ def test_each_message_comes_out_once_whichever_worker_is_killed(broker: Broker, 
         name=log_name, bootstrap=broker.bootstrap, root=tmp_path / "root", partitions=3, consumer=QUICK, commit_s=0.05,
         sends=True,
     )  # fmt: skip
-    _play(group, 12)
+    _play(group, KILLS)
 
 
 @pytest.mark.soak
@@ -106,5 +107,5 @@ def test_two_hundred_kills(own_broker: OwnBroker, log_name: str, tmp_path: Path,
         name=log_name, bootstrap=own_broker.bootstrap, root=tmp_path / "root", partitions=3, consumer=QUICK,
         commit_s=0.05, sends=True, has_standbys=has_standbys, directory=tmp_path / "local" if has_standbys else None,
     )  # fmt: skip
-    storm = _play(group, 200, own_broker)
+    storm = _play(group, SOAK_KILLS, own_broker)
     assert storm.rebalances > 10

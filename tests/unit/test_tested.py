@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from tests.fault import test_cluster
+from tests.fault import test_cluster, test_outputs_kill
 from tests.property import (
     test_fold_model,
     test_history,
@@ -51,6 +51,11 @@ def test_each_kind_of_fault_has_its_row() -> None:
     table = _PAGE.split("## The nemesis")[1].split("\n## ")[0]
     assert set(re.findall(r"`([a-z]+(?:-[a-z]+)?)`", table)) == {kind.value for kind in Kind}
     assert f"each of {len(Kind)} kinds of fault" in table
+
+
+def test_as_many_workers_are_killed() -> None:
+    """The page has the numbers of kills of workers that send."""
+    assert f"{test_outputs_kill.KILLS} kills, and in the soak {test_outputs_kill.SOAK_KILLS} with" in _PAGE
 
 
 def test_the_matrix_is_as_large() -> None:
