@@ -126,11 +126,7 @@ class Expiry:
         now_ms, earliest_ms = self.now_ms(), self._state.earliest_due_ms
         if earliest_ms is None or now_ms < earliest_ms:
             return []
-        changed = [layer.changes for layer in self._layers.all()]
-        if len(changed) == 1:  # As a rule, and in half the time.
-            only = changed[0]
-            return self._state.overdue(now_ms, most, lambda key: key not in only)
-        return self._state.overdue(now_ms, most, lambda key: not any(key in changes for changes in changed))
+        return self._state.overdue(now_ms, most, self._layers.unchanged())
 
     def sweep(self, layer: Layer) -> list[Any]:
         """Delete rows that are due in a sealed layer, oldest first, and return their keys."""

@@ -124,6 +124,21 @@ class Layers:
                     return layer
         return None
 
+    def unchanged(self) -> IsWanted:
+        """Return a function that says of a key whether no layer has changed it."""
+        changed = [layer.changes for layer in self.all()]
+        if len(changed) == 1:  # As a rule, and in half the time.
+            only = changed[0]
+            return lambda key: key not in only
+
+        def is_unchanged(key: Any) -> bool:
+            for changes in changed:  # noqa: SIM110 - twice as fast as `all`
+                if key in changes:
+                    return False
+            return True
+
+        return is_unchanged
+
     def dues(self) -> dict[Any, int]:
         """Return the dues of all rows here, as their newest changes have them."""
         return reduce(dues_behind, self.all(), dict[Any, int]())

@@ -169,18 +169,6 @@ class Table(Emitting[K, V], MutableMapping[K, V]):
             raise KeyError(key)
         self.delete(key)
 
-    @Guarded.turn
-    def _note(self, key: Any, value: Any, due: When | None = None) -> None:
-        """Add a change to the layer with its due, and to the ordered history."""
-        due_ms = None if value is None else self._expiry.admit(due)
-        if self._expiry.is_timed is not self._timed:
-            self._refresh()
-        self._count += 1
-        self._layers.active.put(key, value, due_ms)
-        self._expiry.noted(key, due_ms)
-        if self._every:
-            self._history.append((key, value, due_ms))
-
     def _read_below(self, key: Any) -> Any:
         for changes in self._below:
             value = changes.get(key, _MISSING)
@@ -486,7 +474,7 @@ class Table(Emitting[K, V], MutableMapping[K, V]):
     def _refresh(self) -> None:
         """Refer to the present layers directly, for the speed of reads and puts."""
         layers = self._layers
-        self._active, self._history, self._below = layers.active.changes, layers.active.history, layers.below
+        self._active, self._below = layers.active.changes, layers.below
         self._read = self._state.get
         self._timed = timed = self._expiry.is_timed
         self._noting = timed or self._every

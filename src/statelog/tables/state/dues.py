@@ -45,27 +45,23 @@ class DueIndex:
 
     def change(self, keys: Iterable[Any], dues: Dues) -> None:
         """Give these keys their dues. A key that is not in `dues` loses the one that it had."""
-        of = self._of
-        if not of:
-            keys = dues
-        for key in keys:
+        of, at = self._of, self._at
+        for key in keys if of else dues:
             due_ms, was = dues.get(key), of.get(key)
-            if was != due_ms:
-                if was is not None:
-                    self._remove(key, was)
-                if due_ms is not None:
-                    self._add(key, due_ms)
-
-    def _add(self, key: Any, due_ms: int) -> None:
-        self._of[key] = due_ms
-        held = self._at.get(due_ms)
-        if held is None:
-            self._at[due_ms] = key
-            heappush(self._heap, due_ms)
-        elif _is_several(held):
-            held.add(key)
-        else:
-            self._at[due_ms] = {held, key}
+            if was == due_ms:
+                continue
+            if was is not None:
+                self._remove(key, was)
+            if due_ms is not None:
+                of[key] = due_ms
+                held = at.get(due_ms)
+                if held is None:
+                    at[due_ms] = key
+                    heappush(self._heap, due_ms)
+                elif _is_several(held):
+                    held.add(key)
+                else:
+                    at[due_ms] = {held, key}
 
     def _remove(self, key: Any, due_ms: int) -> None:
         del self._of[key]
@@ -94,11 +90,13 @@ class DueIndex:
         """Return up to `most` wanted keys that are due at `now_ms`, with their dues, oldest first."""
         found: list[DueKey] = []
         for due_ms in self._through(now_ms):
-            for key in _keys(self._at[due_ms]):
-                if len(found) >= most:
-                    return found
-                if is_wanted(key):
-                    found.append((key, due_ms))
+            held = self._at[due_ms]
+            if _is_several(held):
+                found.extend((key, due_ms) for key in held if is_wanted(key))
+            elif is_wanted(held):
+                found.append((held, due_ms))
+            if len(found) >= most:
+                return found[:most]
         return found
 
     def overdue_count(self, now_ms: int) -> int:
