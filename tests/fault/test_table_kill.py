@@ -15,10 +15,11 @@ from typing import Any, cast
 
 import pytest
 
+from statelog.environment import Environment
 from statelog.store.run_writer import RunWriter
 from statelog.tables import Table
 from tests.sim.source import COPIED
-from tests.support.processes.doomed import NEVER, position_of, table_life
+from tests.support.processes.doomed import LATE_S, NEVER, dues_of, position_of, table_life
 from tests.support.processes.parts import Lives, start
 from tests.support.rigs.log import LogRig, real_rig
 from tests.support.rigs.table import TableRig, content
@@ -92,6 +93,34 @@ def test_killed_while_it_loads(
     with TableRig(rig, local).open() as table:
         assert (table.progress, content(table), table.is_local) == ({"position": END}, COPIED.fold(END), True)
         _check_was_kept(table, local)
+
+
+@pytest.mark.parametrize("loading", ["first", "behind"])
+def test_killed_with_rows_that_expire(
+    broker: Broker, lives: Lives, log_name: str, tmp_path: Path, loading: str
+) -> None:
+    """A table killed around a commit has every due in its directory, and deletes all of these rows when they come."""
+    rig = real_rig(log_name, broker.bootstrap, tmp_path / "root")
+    rig.create().close()
+    local, position, killed = tmp_path / "local", 0, 0
+    arguments = _arguments(rig, tmp_path, str(local))
+    for i, point in enumerate(("sealed", "history", "applied", "caught-up", "table-open")):
+        code = lives.live(table_life, *arguments, point, 1 + 3 * (i < 3), END, loading, "dues")
+        assert code in (0, -signal.SIGKILL), f"{point}: {code}"
+        killed += code != 0
+        if i == 1:
+            TableRig(rig, None).roll_up(tmp_path)
+        assert position_of(rig) >= position
+        position = position_of(rig)
+    assert killed == 5
+    assert lives.live(table_life, *arguments, NEVER, 1, END, loading, "dues") == 0
+    left = {key: value for key, value in COPIED.fold(END).items() if key not in dues_of(END)}
+    assert 0 < len(left) < len(COPIED.fold(END))
+    with TableRig(rig, local).open(environment=Environment(wall_clock=lambda: 2.0 * LATE_S)) as table:
+        assert content(table) == left
+        _check_was_kept(table, local)
+        table.commit({"position": END})
+    assert rig.state() == left
 
 
 @contextmanager

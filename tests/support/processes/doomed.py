@@ -32,11 +32,24 @@ from tests.support.rigs.log import UNSAFE, LogRig, settings_for, where_at
 from tests.support.samples.folds import put_all
 from tests.support.waiting import wait_for
 
-__all__ = ["MERGED", "NEVER", "merging_life", "position_of", "round_life", "sender_life", "table_life", "writer_life"]
+__all__ = [
+    "LATE_S",
+    "MERGED",
+    "NEVER",
+    "dues_of",
+    "merging_life",
+    "position_of",
+    "round_life",
+    "sender_life",
+    "table_life",
+    "writer_life",
+]
 
 MERGED = 20
 """The commits of a `merging_life`, together with the ones before it."""
 NEVER = "never"
+LATE_S = 4_000_000_000
+"""A time in the next century."""
 _WRONG = 3
 _CHANGES_PER_COMMIT, _MESSAGES_PER_COMMIT = 40, 20
 
@@ -78,10 +91,27 @@ def merging_life(log: str, bootstrap: str, root: str, scratch: str, point: str, 
         beside.close()
 
 
+def dues_of(end: int) -> dict[bytes, float]:
+    """Return the dues of `COPIED` below `end`, in seconds: two of three puts have one, in the next century."""
+    found: dict[bytes, float | None] = {}
+    for offset in range(end):
+        key, value = COPIED.change(offset)
+        found[key] = None if value is None or offset % 3 == 0 else LATE_S + offset
+    return {key: due_s for key, due_s in found.items() if due_s is not None}
+
+
 def table_life(
-    log: str, bootstrap: str, root: str, local: str, point: str, times: str, end: str, loading: str = "first"
+    log: str,
+    bootstrap: str,
+    root: str,
+    local: str,
+    point: str,
+    times: str,
+    end: str,
+    loading: str = "first",
+    dues: str = "",
 ) -> None:
-    """Run one incarnation of a table, in RocksDB if it is given a directory."""
+    """Run one incarnation of a table, in RocksDB if it is given a directory; with `dues`, some rows expire."""
     where = Where({"bootstrap.servers": bootstrap}, root, allow_unsafe=UNSAFE)
     kept: dict[str, Any] = {} if local == NEVER else {"backend": "rocksdb", "directory": Path(local)}
     settings = TableSettings(loading=loading, _tuning=TableTuning(commits_under_way_max=3))
@@ -90,10 +120,16 @@ def table_life(
     ) as opened:
         try:
             position = InputJudge(COPIED.fold, "position").check(opened)
+            found = {key: due.timestamp() for key in opened if (due := opened.due(key))}
+            assert found == (dues_of(position) if dues else {})
         except AssertionError as error:
             raise SystemExit(_WRONG) from error
         for now in range(position, int(end)):
-            put_all(opened, [COPIED.change(now)])
+            key, value = COPIED.change(now)
+            if dues and value is not None and now % 3:
+                opened.put(key, value, due=LATE_S + now)
+            else:
+                put_all(opened, [(key, value)])
             if now % _MESSAGES_PER_COMMIT == _MESSAGES_PER_COMMIT - 1:
                 opened.commit_async({"position": now + 1})
             else:
