@@ -17,9 +17,8 @@ class CommittedReader:
     """Reads a whole topic on a thread of its own. Leaving the block ends it."""
 
     def __init__(self, bootstrap: str, topic: str, partitions: int) -> None:
-        self._client = {
-            "bootstrap.servers": bootstrap, "group.id": f"{topic}-reader", "enable.auto.commit": "false", "log_level": "0",
-        }  # fmt: skip
+        quiet = {"enable.auto.commit": "false", "log_level": "0"}
+        self._client = {"bootstrap.servers": bootstrap, "group.id": f"{topic}-reader", **quiet}
         self._parts = [confluent_kafka.TopicPartition(topic, one, 0) for one in range(partitions)]
         self._is_over = threading.Event()
         self._thread = threading.Thread(target=self._run, daemon=True)
