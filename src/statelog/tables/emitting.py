@@ -71,9 +71,9 @@ class Emitting(Timed[K, V]):
         self._failing(self._outputs.check)
 
     @property
-    def _scanned(self) -> int:
-        """The number of changes and commits by which a scan knows that nothing has changed."""
-        return self._count - self._sends + self._commits.applied
+    def _counts(self) -> tuple[int, int]:
+        """The number of changes, messages and commits, and that of messages alone."""
+        return self._count + self._commits.applied, self._sends
 
     @Guarded.turn
     def statistics(self) -> TableStatistics:

@@ -206,7 +206,7 @@ class Table(Emitting[K, V], MutableMapping[K, V]):
         committed = self._state.items(key_groups)
         is_over = self._expiry.is_over if self._timed else None
         found = self._layers.over(committed, lambda key: wanted is None or self._keys.group(key) in wanted, is_over)
-        return self._unchanged(found, self._scanned, keys_only=keys_only)
+        return self._unchanged(found, self._counts, keys_only=keys_only)
 
     @Guarded.turn
     def range(self, start: K | None = None, end: K | None = None, *, reverse: bool = False) -> Iterator[tuple[K, V]]:
@@ -218,7 +218,7 @@ class Table(Emitting[K, V], MutableMapping[K, V]):
         committed = self._state.range(first, behind, reverse=reverse)
         is_over = self._expiry.is_over if self._timed else None
         found = self._layers.over_range(committed, first, behind, is_over, reverse=reverse)
-        return self._unchanged(found, self._scanned)
+        return self._unchanged(found, self._counts)
 
     def clear(self) -> None:
         """Remove every key."""
@@ -226,17 +226,22 @@ class Table(Emitting[K, V], MutableMapping[K, V]):
             self.delete(key)
 
     def _unchanged(
-        self, found: Iterator[tuple[Any, Any]], count: int, *, keys_only: bool = False
+        self, found: Iterator[tuple[Any, Any]], counts: tuple[int, int], *, keys_only: bool = False
     ) -> Iterator[tuple[K, V]]:
         """Yield copies of the found items, which are read as they are taken. Raises Misuse once the table has more
-        changes and commits than `count`. Sending is no change of what is scanned.
+        changes and commits than `counts`. Messages are none: their number is compared only when something moved.
         """
         copy, guard, nobody = self._values.copier(keys_only=keys_only), self._guard, NOBODY
+        count, sends = counts
         while True:
             user = get_ident()
             if user != guard.user:
                 guard.check()
-            if self._count - self._sends + self._commits.applied != count:
+            if self._count + self._commits.applied != count:
+                scanned = count - sends
+                count, sends = self._counts
+                if count - sends == scanned:
+                    continue
                 raise Misuse(
                     "the table was changed, or committed, while it was iterated",
                     **self._writer.grant.facts,
