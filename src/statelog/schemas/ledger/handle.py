@@ -30,7 +30,7 @@ _COLUMNS = ("partitions", "sqns", "chunks", "changes", "size_bytes", "first_offs
 """The columns of an Entry's first fields, in the record of a step."""
 MANY_PIECES = 10_000
 """A commit of so many entries burdens every planner: each is 34 bytes of ledger, 4 us and 342 bytes of memory."""
-_HANDLES = RecordCodec("handle", earlier=["handle-1"])
+_HANDLES = RecordCodec("handle")
 _FIRST = RecordCodec("handle-1")
 _MAGIC = b"SLHD"
 _VERSION = 2  # Version 1 lists no messages.
@@ -218,7 +218,8 @@ class Handle:
     @classmethod
     def from_record(cls, data: bytes) -> "Handle":
         """Decode Avro's single-object encoding. The caller has verified the bytes."""
-        datum = _HANDLES.decode_whole(data)
+        codec = _FIRST if data.startswith(_FIRST.prefix) else _HANDLES
+        datum = codec.decode_whole(data)
         base_id, steps = datum["base_id"], tuple(map(_step_from_datum, datum["steps"]))
         ids = [base_id, *(step.checkpoint_id for step in steps)]
         if not steps or any(before >= after for before, after in pairwise(ids)):
@@ -297,7 +298,8 @@ def _step_from_datum(datum: Datum) -> Step:
         raise Corrupt("the columns of a handle's step differ in length", entries=count) from error
     for entry in entries:
         entry.check()
-    outputs = tuple(map(_output_from_datum, datum.get("outputs", ())))
+    listed = datum.get("outputs")
+    outputs = tuple(map(_output_from_datum, listed)) if listed else ()
     return Step(checkpoint_id=datum["checkpoint_id"], entries=entries, meta=datum["meta"], outputs=outputs)
 
 
