@@ -177,6 +177,34 @@ def test_a_table_with_timers_deletes_nothing_by_itself(rig: _Rig) -> None:
         assert table.statistics().overdue == 0
 
 
+def test_what_a_timer_sends_leaves_once(rig: _Rig) -> None:
+    """A message of a timer is part of the commit that ends the due: not if the timer raises, and once after a kill."""
+    rig.twin.create_topic("out")
+
+    def act(table: Table[str, bytes], key: str, value: bytes) -> None:
+        table.send("out", value, key=key)
+        del table[key]
+
+    def fail(table: Table[str, bytes], key: str, value: bytes) -> None:
+        act(table, key, value)
+        raise KeyError
+
+    with rig.open() as table:
+        table.put("a", b"1", due=NOW_S + 10)
+        table.commit()
+    rig.clock.advance(60)
+    with pytest.raises(Crash), rig.open(crash=crash_at("commit-made")) as table:
+        table.run_due(act)
+        table.commit()
+    with rig.open() as table:
+        with pytest.raises(KeyError):
+            table.run_due(fail)
+        table.commit()
+        assert table.run_due(act) == 1
+        table.commit()
+    assert [(one.key, one.value) for one in rig.twin.outputs("out")] == [(b"a", b"1")]
+
+
 @pytest.mark.parametrize(("f", "most"), [(None, 1), ("f", 1), (print, 0), (print, -1), (print, 1.5), (print, True)])
 def test_a_wrong_timer_is_refused(rig: _Rig, f: Any, most: Any) -> None:
     """What cannot be called, and a bound that is no positive number, are refused, and change nothing."""
