@@ -211,7 +211,7 @@ def test_a_missing_right_is_told_by_name(place: Place, role: str, missing: Right
 
 
 SENDING = [
-    Right(ResourceType.TRANSACTIONAL_ID, f"statelog.{_LOG}/writer", AclOperation.WRITE),
+    Right(ResourceType.TRANSACTIONAL_ID, f"statelog.{_LOG}/writer", AclOperation["WRITE"]),
     *group(f"statelog.{_LOG}/writer", "READ"),
     *topic(OUTPUT, "WRITE"),
 ]
