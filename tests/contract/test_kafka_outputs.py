@@ -7,12 +7,13 @@ from contextlib import closing
 
 import pytest
 
-from statelog.errors import ClosedError, Fenced, Misuse, NotFound, ValueTooLarge
+from statelog.errors import BrokerUnavailable, ClosedError, Fenced, Misuse, NotFound, ValueTooLarge
 from statelog.kafka.port import GroupOffset, OutputProducer
 from statelog.schemas.outputs.output import Output
 from tests.support.rigs.kafka import World, spec_of
 
 _NOBODY = GroupOffset()
+_TRIES = 5
 
 
 @pytest.fixture
@@ -31,10 +32,16 @@ def ledger(kafka_world: World) -> Iterator[str]:
 
 
 def started(world: World, name: str, ledger: str, *, is_transactional: bool = True) -> OutputProducer:
-    """Return a producer that has started."""
-    producer = world.kafka.output_producer(name, ledger, is_transactional=is_transactional)
-    producer.start()
-    return producer
+    """Return a producer that has started; a new broker makes its topics of transactions and groups first."""
+    for _ in range(_TRIES):
+        producer = world.kafka.output_producer(name, ledger, is_transactional=is_transactional)
+        try:
+            producer.start()
+        except BrokerUnavailable:
+            producer.close()
+        else:
+            return producer
+    raise AssertionError("no producer started")
 
 
 def send(producer: OutputProducer, topic: str, *values: bytes, partition: int | None = 0) -> None:

@@ -7,6 +7,8 @@ Invariants:
 - The offset is read after earlier producers of the name were fenced, by a request that waits for their transactions.
 - Nothing is committed unless every record of the transaction was delivered.
 - No Python runs inside the client's calls: a C function stores the answers. The first answer of each error is enough.
+- A call that waits for the coordinator has a thread of its own, and is left if it does not return: librdkafka 2.16 has
+  been seen to forget its time-out. The caller closes the producer then, and starts another.
 """
 
 import logging
@@ -89,7 +91,7 @@ class ConfluentOutputProducer:
             self._client = make_client(kind, "an output producer", properties, self._config, self._errors)
             self._guard.hold(self._client)
         if self._is_transactional:
-            self._ask("starting transactions", self._client.init_transactions, self._timeout_s)
+            self._ask("starting transactions", self._bounded, self._client.init_transactions)
         offset, self._group = self._groups.stored(self._name, self._topic, 0)
         return offset
 
@@ -141,7 +143,7 @@ class ConfluentOutputProducer:
             self._is_begun = False
         else:
             place = TopicPartition(self._topic, 0, offset, text)
-            self._ask("storing an offset", client.send_offsets_to_transaction, [place], self._group, self._timeout_s)
+            self._ask("storing an offset", self._bounded, client.send_offsets_to_transaction, [place], self._group)
             self._commit(client)
 
     def abort(self) -> None:
@@ -149,7 +151,7 @@ class ConfluentOutputProducer:
         if self._is_begun:
             client, self._is_begun = self._started(), False
             if self._is_transactional:
-                self._ask("aborting a transaction", client.abort_transaction, self._timeout_s)
+                self._ask("aborting a transaction", self._bounded, client.abort_transaction)
             else:
                 self._ask("dropping records", partial(client.purge, in_queue=True, in_flight=False, blocking=False))
 
@@ -170,15 +172,17 @@ class ConfluentOutputProducer:
 
     def _commit(self, client: confluent_kafka.Producer) -> None:
         doing, self._is_begun = "committing a transaction", False  # Nothing may abort it from here on.
+        hint = "Start another producer of this name: the stored offset shows it"
         try:
-            native(client.commit_transaction, self._timeout_s)
+            self._bounded(client.commit_transaction)
+        except BrokerUnavailable as stuck:
+            raise OutcomeUnknown(stuck.message, hint=hint, transactional_id=self._name) from None
         except confluent_kafka.KafkaException as refused:
             error = self._error(refused, doing)
             inner = refused.args[0]
             if isinstance(error, Fenced) or inner.txn_requires_abort():
                 raise error from None
             what = f"a transaction was committed or not: {error.message}"
-            hint = "Start another producer of this name: the stored offset shows it"
             raise OutcomeUnknown(what, hint=hint, transactional_id=self._name) from None
 
     def _started(self) -> confluent_kafka.Producer:
@@ -186,6 +190,13 @@ class ConfluentOutputProducer:
         if self._client is None:
             raise Misuse("the output producer has not been started", hint="Call start first")
         return self._client
+
+    def _bounded(self, call: Callable[..., T], *args: Any) -> T:
+        """Call into the client with its time-out last. Raises BrokerUnavailable if it does not return by then."""
+        calling = begin(start_thread, lambda: native(call, *args, self._timeout_s))
+        if wait([calling], self._timeout_s + GRACE_S).not_done:
+            raise self._unanswered("the Kafka client does not return from a call")
+        return calling.result()
 
     def _ask(self, doing: str, call: Callable[..., T], *args: Any) -> T:
         try:
