@@ -6,15 +6,16 @@ write-ahead logs.
 
 import random
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import numpy as np
 import pyarrow as pa
 import pytest
 import rocksdict
 
+from statelog.errors import Corrupt
 from statelog.recovery.rocksdb_dues import BY_DUE, BY_KEY, DUE_FAMILY, FLOOR, due_bytes
 from statelog.recovery.rocksdb_target import rocksdb_options
 from statelog.schemas.changes.changes import DELETE, PUT
@@ -237,3 +238,49 @@ def test_a_power_loss_leaves_rows_and_dues_of_one_place(home: Home) -> None:
     place = home.store.place.position
     assert 1 < place < 400
     _check(home.store, states[place], place)
+
+
+class _Part:
+    """A part of a database that is closed after `strike`."""
+
+    def __init__(self, part: rocksdict.Rdict, strike: Callable[[], None]) -> None:
+        self._part, self._strike = part, strike
+
+    def close(self) -> None:
+        """Close it."""
+        self._strike()
+        self._part.close()
+
+
+def test_a_power_loss_while_it_is_closed(home: Home, tmp_path: Path) -> None:
+    """A power loss at any moment of closing leaves rows and dues that are at its place, or ahead of it."""
+    steps: dict[int, dict[int, Row | None]] = {1: {1: (b"1", 9), 2: (b"1", None)}, 2: {1: (b"2", None), 2: None}}
+    for step, changes in steps.items():
+        home.store.load(_rows(changes))
+        home.store.move(StatePlace(Place(step)))
+    copies = list[StateDirectory]()
+
+    def strike() -> None:
+        copies.append(StateDirectory(tmp_path / "struck", "log", f"table-{len(copies)}"))
+        shutil.copytree(home.directory.database, copies[-1].database)
+        copies[-1].drop_unsynced("another boot")
+
+    store: Any = home.store
+    parts = [store._dues.release()[0], store._family, store._database]
+    store._dues.release = lambda: [_Part(parts[0], strike)]
+    store._family, store._database = (_Part(part, strike) for part in parts[1:])
+    store.close()
+    strike()
+    assert len(copies) == 4
+    for copy in copies:
+        struck = RocksdbStore(copy, RULE, ValueRule(OPAQUE), SETTINGS)
+        try:
+            place = struck.place.position
+        except Corrupt:  # Nothing was written out.
+            place = 0
+        for step in range(place + 1, 3):
+            struck.load(_rows(steps[step]))
+            struck.move(StatePlace(Place(step)))
+        _check(struck, {1: (b"2", None)}, LAST)
+        struck.close()
+        copy.close()
