@@ -297,10 +297,13 @@ def test_a_topic_is_looked_up_once(log: Log, target: str, monkeypatch: pytest.Mo
     """A known topic costs no request."""
     asked: list[str] = []
     find = type(log.kafka).describe_topic
+
+    def look_up(kafka: Any, topic: str) -> object:
+        asked.append(topic)
+        return find(kafka, topic)
+
     with Writer(log, "w") as writer:
-        monkeypatch.setattr(
-            type(log.kafka), "describe_topic", lambda self, topic: asked.append(topic) or find(self, topic)
-        )
+        monkeypatch.setattr(type(log.kafka), "describe_topic", look_up)
         for _ in range(3):
             writer.send(target, b"v", partition=1)
         writer.commit()
