@@ -7,7 +7,8 @@ slow.
 
 Spark's Python processes, five and more in a run, import pyspark from the archive `python/lib/pyspark.zip` below
 SPARK_HOME, and compile it each time. The home that these sessions name has no such archive, so that they import the
-package that is installed, as compiled. Clusters of tests/support/spark/clusters.py have the real home.
+package that is installed, as compiled. The daemons that fork them import statelog first, as tests/support/spark/preloaded
+has it. Clusters of tests/support/spark/clusters.py have the real home, and workers that import statelog by themselves.
 """
 
 import os
@@ -29,6 +30,7 @@ __all__ = ["SPARK_SETTINGS", "archiving", "open_session", "session_on", "spark"]
 
 _HOME = Path(sys.prefix).resolve() / "spark-home"  # One path, also where the environment is a link: Java compares.
 _ARCHIVE = _HOME / "classes.jsa"
+_PRELOADED = Path(__file__).with_name("preloaded")
 _JAVA = "spark.driver.extraJavaOptions"
 # A test's session ends before the optimizing compiler has paid for itself; on two cores it doubles the work.
 _LIGHT = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -Xlog:cds*=off"
@@ -59,7 +61,7 @@ def spark() -> "Iterator[SparkSession]":
 def open_session(settings: Mapping[str, str], *, master: str = "local[2]", log_level: str = "ERROR") -> "SparkSession":
     """Return the session of this process, with `settings` on top of those of every session."""
     os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
-    os.environ["PYTHONPATH"] = os.pathsep.join(path for path in sys.path if path)
+    os.environ["PYTHONPATH"] = os.pathsep.join(dict.fromkeys([*filter(None, sys.path), str(_PRELOADED)]))
     os.environ["SPARK_HOME"] = str(_home())
     return session_on(master, settings, log_level)
 
