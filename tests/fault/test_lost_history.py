@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from statelog.errors import DataLoss
+from statelog.history import history
 from statelog.log.producers import append_all
 from tests.sim.plays.losses import CASES, DOORS, Case, Loss, Verdict, World, verdict
 from tests.sim.plays.workers import PARTITIONS, SteppedWorker, WorkersWorld
@@ -16,7 +17,13 @@ from tests.sim.source import WORK
 from tests.support.rigs.log import TwinRig, twin_rig
 from tests.support.told import told
 
-pytestmark = pytest.mark.usefixtures("at_once")
+pytestmark = pytest.mark.usefixtures("at_once", "often")
+
+
+@pytest.fixture
+def often(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Compare the ledger ten times a second, and not once: each world waits until the last comparison is too old."""
+    monkeypatch.setattr(history, "COMPARE_S", 0.1)
 
 
 class Twins:

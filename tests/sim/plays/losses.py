@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 import statelog
 from statelog.errors import Damaged, Fenced
-from statelog.history import COMPARE_S
+from statelog.history import history
 from statelog.lake import export
 from statelog.log import Log
 from statelog.log.producers import append_all
@@ -329,9 +329,9 @@ def _living_follower(world: World) -> object:
 
 
 def _living_standby(world: World) -> object:
-    """Return the living standby's answer, which may rest on a comparison of less than a second ago."""
+    """Return the living standby's answer, once its last comparison is too old to rest on."""
     assert world.standing is not None
-    time.sleep(COMPARE_S)
+    time.sleep(history.COMPARE_S)
     world.standing.refresh()
     return dict(world.standing.items())
 
