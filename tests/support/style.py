@@ -3,6 +3,7 @@
 import ast
 import re
 from collections.abc import Iterator, Mapping
+from functools import cache
 from typing import NamedTuple
 
 __all__ = [
@@ -17,6 +18,7 @@ __all__ = [
     "long_file",
     "long_functions",
     "open_promises",
+    "parsed",
     "undocumented_tests",
 ]
 
@@ -35,9 +37,15 @@ class Offence(NamedTuple):
     complaint: str
 
 
+@cache
+def parsed(source: str) -> ast.Module:
+    """Return the tree of a source, which several checks walk and none changes. `cache_clear` gives its memory back."""
+    return ast.parse(source)
+
+
 def long_functions(source: str) -> Iterator[Offence]:
     """Yield functions whose body, without its docstring, has more than MAX_BODY_LINES lines."""
-    for node in ast.walk(ast.parse(source)):
+    for node in ast.walk(parsed(source)):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             body = node.body[1:] if ast.get_docstring(node) and len(node.body) > 1 else node.body
             lines = (body[-1].end_lineno or 0) - body[0].lineno + 1
@@ -56,7 +64,7 @@ def fragments(sources: Mapping[str, str]) -> Iterator[str]:
     """Yield the modules below MIN_FILE_LINES lines that one other alone imports, of these sources by dotted name."""
     used: dict[str, set[str]] = {name: set() for name in sources}
     for name, source in sources.items():
-        for node in ast.walk(ast.parse(source)):
+        for node in ast.walk(parsed(source)):
             if isinstance(node, ast.ImportFrom) and node.module in used:
                 used[node.module].add(name)
     for name, source in sources.items():
@@ -90,7 +98,7 @@ def undocumented_tests(source: str) -> Iterator[Offence]:
 
 def declared_names(source: str) -> list[str] | None:
     """Return the names in `__all__` as they stand there, or None if the module has none."""
-    for node in ast.parse(source).body:
+    for node in parsed(source).body:
         if isinstance(node, ast.Assign | ast.AnnAssign) and "__all__" in _bound(node):
             assert node.value is not None
             return list(ast.literal_eval(node.value))
@@ -99,7 +107,7 @@ def declared_names(source: str) -> list[str] | None:
 
 def exported_names(source: str) -> set[str]:
     """Return the public names that a module binds at its top: imports, definitions and assignments."""
-    names = {name for node in ast.parse(source).body for name in _bound(node)}
+    names = {name for node in parsed(source).body for name in _bound(node)}
     return {name for name in names if not name.startswith("_")}
 
 

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import tomllib
 from contextlib import closing
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -42,7 +43,14 @@ def _check(documents: list[dict[str, Any]]) -> None:
     validator: Any = pytest.importorskip("kubernetes_validate", reason=_NO_SCHEMAS)
     for document in documents:
         for version in (_OLDEST, validator.latest_version()):
-            validator.validate(document, version, strict=True)
+            _fit(json.dumps(document), version)
+
+
+@cache
+def _fit(document: str, version: str) -> None:
+    """Validate an object; several overlays have the same one, and the library reads its schemas for each."""
+    validator: Any = pytest.importorskip("kubernetes_validate", reason=_NO_SCHEMAS)
+    validator.validate(json.loads(document), version, strict=True)
 
 
 def _kustomize(folder: Path) -> str:

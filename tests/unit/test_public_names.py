@@ -213,13 +213,21 @@ EXCUSED = {
 DOCUMENTS = ("*.md", "docs/**/*.md", "src/**/*.md", "examples/**/*.py", "demo/**/*.py")
 
 
-def _documented() -> set[str]:
-    return {
+@cache
+def _documented() -> frozenset[str]:
+    return frozenset(
         word
         for pattern in DOCUMENTS
         for path in ROOT.glob(pattern)
         for word in re.findall(r"\w+", path.read_text("utf-8"))
-    }
+    )
+
+
+@cache
+def _passed() -> frozenset[Name]:
+    """Return the names that programs pass to exported ones."""
+    owners = (name for home in HOMES for name in exported(home).values())
+    return frozenset(taken for owner in owners for _, taken in taken_by(owner))
 
 
 def test_whatever_a_program_passes_has_a_public_home() -> None:
@@ -243,9 +251,9 @@ def test_a_face_exports_names_of_its_own_room(face: str) -> None:
 @pytest.mark.parametrize("face", FACES)
 def test_a_face_exports_what_programs_name(face: str) -> None:
     """Every exported name is in a document, or is a parameter of something exported."""
-    passed = {taken for home in HOMES for name in exported(home).values() for _, taken in taken_by(name)}
-    words = _documented()
-    assert [label for label, name in exported(face).items() if label not in words and name not in passed] == []
+    assert [
+        label for label, name in exported(face).items() if label not in _documented() and name not in _passed()
+    ] == []
 
 
 def test_every_error_is_in_the_one_tree() -> None:

@@ -23,6 +23,13 @@ OTHER_TEXT = ("*.md", "*.toml", "*.yml", "Makefile", "Dockerfile", ".ci/run", "d
 Check = Callable[[str], Iterable[Offence]]
 
 
+@pytest.fixture(scope="module", autouse=True)
+def _forget() -> Iterator[None]:
+    """Parse each file once for all checks, and forget the trees after the last one."""
+    yield
+    style.parsed.cache_clear()
+
+
 def _python(*folders: str) -> list[Path]:
     return sorted(path for folder in folders for path in (ROOT / folder).rglob("*.py"))
 
@@ -104,7 +111,7 @@ def test_a_class_is_the_only_one_of_its_name() -> None:
     found = [
         one.name
         for path in _room_modules()
-        for one in ast.walk(ast.parse(path.read_text("utf-8")))
+        for one in ast.walk(style.parsed(path.read_text("utf-8")))
         if isinstance(one, ast.ClassDef)
     ]
     assert sorted(name for name, count in Counter(found).items() if count > 1) == []

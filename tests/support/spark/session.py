@@ -7,8 +7,8 @@ slow.
 
 Spark's Python processes, five and more in a run, import pyspark from the archive `python/lib/pyspark.zip` below
 SPARK_HOME, and compile it each time. The home that these sessions name has no such archive, so that they import the
-package that is installed, as compiled. The daemons that fork them import statelog first, as tests/support/spark/preloaded
-has it. Clusters of tests/support/spark/clusters.py have the real home, and workers that import statelog by themselves.
+package that is installed, as compiled. The daemons that fork them import statelog first, by the module in
+tests/support/spark/preloaded. Clusters of tests/support/spark/clusters.py have the real home, and import by themselves.
 """
 
 import os
