@@ -26,6 +26,7 @@ from tests.support.services.secure_broker import Right, SecureBroker, reading, t
 from tests.support.services.tokens import token_server
 from tests.support.spark.rig import AVSC
 from tests.support.spark.secrets import Met, SecretRun, Step
+from tests.support.spark.session import PRELOADED
 
 pytestmark = [pytest.mark.broker, pytest.mark.spark, pytest.mark.timeout(900)]
 
@@ -126,7 +127,10 @@ def _run(directory: Path, steps: list[Step]) -> dict[str, Met]:
     for one in (logs, temporary):
         one.mkdir(parents=True)
     (directory / "sitecustomize.py").write_text(
-        f"import logging, os\nlogging.basicConfig(level='DEBUG', filename=f'{logs}/{{os.getpid()}}.log')\n", "utf-8"
+        "import logging, os, runpy\n"
+        f"logging.basicConfig(level='DEBUG', filename=f'{logs}/{{os.getpid()}}.log')\n"
+        f"runpy.run_path({str(PRELOADED)!r})\n",
+        "utf-8",
     )
     environment = {
         **os.environ,

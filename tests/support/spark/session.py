@@ -26,11 +26,12 @@ from tests.support.waiting import wait_for
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-__all__ = ["SPARK_SETTINGS", "archiving", "open_session", "session_on", "spark"]
+__all__ = ["PRELOADED", "SPARK_SETTINGS", "archiving", "open_session", "session_on", "spark"]
 
 _HOME = Path(sys.prefix).resolve() / "spark-home"  # One path, also where the environment is a link: Java compares.
 _ARCHIVE = _HOME / "classes.jsa"
-_PRELOADED = Path(__file__).with_name("preloaded")
+PRELOADED = Path(__file__).with_name("preloaded") / "sitecustomize.py"
+"""What the daemons run first, if its folder is the first of their path that has such a file."""
 _JAVA = "spark.driver.extraJavaOptions"
 # A test's session ends before the optimizing compiler has paid for itself; on two cores it doubles the work.
 _LIGHT = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -Xlog:cds*=off"
@@ -61,7 +62,7 @@ def spark() -> "Iterator[SparkSession]":
 def open_session(settings: Mapping[str, str], *, master: str = "local[2]", log_level: str = "ERROR") -> "SparkSession":
     """Return the session of this process, with `settings` on top of those of every session."""
     os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
-    os.environ["PYTHONPATH"] = os.pathsep.join(dict.fromkeys([*filter(None, sys.path), str(_PRELOADED)]))
+    os.environ["PYTHONPATH"] = os.pathsep.join(dict.fromkeys([*filter(None, sys.path), str(PRELOADED.parent)]))
     os.environ["SPARK_HOME"] = str(_home())
     return session_on(master, settings, log_level)
 
