@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from statelog.errors import ClosedError, Fenced, InvalidChange, Misuse, NotCommitted, NotFound, ValueTooLarge
-from statelog.tables import TableSettings
+from statelog.tables import Loading, Table, TableSettings
 from tests.support.rigs.outputs import Target, made_target
 from tests.support.rigs.table import TableRig, content
 from tests.support.waiting import wait_for
@@ -169,6 +169,28 @@ def test_at_least_once(tables: TableRig, target: Target) -> None:
     marks = [dict(each.headers)["statelog"] or b"" for each in target.read()]
     places = [tuple(map(int, mark.rsplit(b"/", 2)[1:])) for mark in marks]
     assert places == sorted(set(places))
+
+
+def test_timers_send(tables: TableRig, target: Target) -> None:
+    """What a timer sends is in one commit with the end of its due; a timer that raises sends nothing."""
+    if tables.loading is Loading.ON_DEMAND:
+        pytest.skip("rows of such a table have no due")
+
+    def remind(table: Table[bytes, bytes], key: bytes, value: bytes) -> None:
+        table.send(target.topic, value, key=key, partition=0)
+        if value == b"bad":
+            raise RuntimeError
+
+    with tables.open() as table:
+        table.put(b"a", b"1", due=1.0)
+        table.put(b"b", b"bad", due=2.0)
+        table.commit({"n": 1})
+        with pytest.raises(RuntimeError):
+            table.run_due(remind)
+        table.delete(b"b")
+        table.commit({"n": 2})
+        assert target.await_values(1) == [b"1"]
+        assert (table.due(b"a"), table[b"a"], table.run_due(remind)) == (None, b"1", 0)
 
 
 def test_statistics(tables: TableRig, target: Target) -> None:

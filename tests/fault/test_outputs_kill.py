@@ -34,9 +34,7 @@ class _Storm:
 
     def turn(self) -> None:
         """Kill one process at some moment of its work, and start it again. Now and then another one comes or goes."""
-        for name in NAMES:
-            if name not in self._members:
-                self._members[name] = self._group.start(name)
+        self._start()
         time.sleep(self._chance.random())
         doomed = self._chance.choice(NAMES)
         self._members.pop(doomed).kill()
@@ -44,25 +42,31 @@ class _Storm:
         if self._chance.random() < 0.15:
             self._move()
         for member in self._members.values():
-            member.check()
+            if not member.is_away:
+                member.check()
+
+    def _start(self) -> None:
+        """Start the processes that do not run, as a supervisor does."""
+        for name in NAMES:
+            if name not in self._members or self._members[name].is_away:
+                self._members[name] = self._group.start(name)
 
     def _move(self) -> None:
         self.rebalances += 1
         guest = self._members.pop("", None)
         if guest is None:
             self._members[""] = self._group.start()
-        else:
+        elif not guest.is_away:
             guest.end()
 
     def end(self, fed: int, reader: CommittedReader) -> None:
         """Let the rest be processed, and judge what came out."""
-        for name in NAMES:
-            if name not in self._members:
-                self._members[name] = self._group.start(name)
+        self._start()
         self._group.await_end(fed)
         wait_for(lambda: reader.count >= fed * self._group.partitions, f"only {reader.count} came out", tick_s=0.05)
         for member in self._members.values():
-            member.end()
+            if not member.is_away:
+                member.end()
         _judge(self._group, fed, reader)
 
 
@@ -84,7 +88,7 @@ def _play(group: Group, kills: int, restart: "OwnBroker | None" = None) -> _Stor
             group.feed(producer, range(fed, fed + MESSAGES))
             fed += MESSAGES
             storm.turn()
-            if restart is not None and storm.kills % 25 == 0:
+            if restart is not None and storm.kills % 25 == 0 and storm.kills < kills:
                 restart.restart()
         storm.end(fed, reader)
     return storm

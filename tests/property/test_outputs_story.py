@@ -9,6 +9,9 @@ from typing import NamedTuple
 
 import pytest
 
+from statelog.schemas.outputs.stored import StoredPlace
+from statelog.tables.outputs import TableOutputs
+from statelog.tables.publishing.hold import OutputHold
 from tests.sim.nemesis import Kind, Operation
 from tests.sim.plays.outputs import Guarantee, tell
 from tests.sim.sweep import Faults, Sweep
@@ -58,6 +61,23 @@ def test_a_fault_while_it_publishes(kind: Kind, way: Way) -> None:
 def test_a_fault_anywhere(kind: Kind) -> None:
     """Any other operation fails, or is the last one of its process."""
     SWEEP.play(SWEEP.single(kind, Way(is_carried=False), each=41))
+
+
+GUARDS: dict[str, tuple[object, str, object]] = {
+    "the stored place": (StoredPlace, "of", lambda *_: None),
+    "the hold on the log": (OutputHold, "claim", lambda _: "id"),
+    "what a former owner left": (TableOutputs, "begin", lambda _: None),
+}
+"""Guards of the publisher, and what they are without themselves."""
+
+
+@pytest.mark.parametrize("guard", GUARDS)
+def test_every_guard_prevents_a_violation(guard: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without a guard, a death or a lost answer of the publisher makes a message come twice, or never."""
+    monkeypatch.setattr(*GUARDS[guard])
+    kinds = (Kind.AFTER, Kind.CRASH_BEFORE)
+    found = (SWEEP.complaint(one) for kind in kinds for one in SWEEP.single(kind, Way(), only=_publishes, each=2))
+    assert any(found)
 
 
 @pytest.mark.soak

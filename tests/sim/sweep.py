@@ -74,10 +74,10 @@ class Sweep(Generic[Way]):
 
     def play(self, tellings: Iterator[Telling[Way]]) -> None:
         """Run them all. Raises AssertionError that names each failed one."""
-        complaints = {one.name: said for one in tellings if (said := self._complaint(one))}
+        complaints = {one.name: said for one in tellings if (said := self.complaint(one))}
         assert not complaints, "\n".join(f"{name}: {said}" for name, said in complaints.items())
 
-    def _complaint(self, one: Telling[Way]) -> str:
+    def complaint(self, one: Telling[Way]) -> str:
         """Return the complaint of the judge, or of a stopped actor; empty if all is well."""
         with tempfile.TemporaryDirectory() as scratch:
             try:

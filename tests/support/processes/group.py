@@ -8,6 +8,7 @@ import logging
 import os
 import signal
 import sys
+import traceback
 import warnings
 from collections.abc import Generator, Mapping
 from contextlib import closing, contextmanager, suppress
@@ -34,6 +35,8 @@ __all__ = ["OUTPUT_PARTITIONS", "Group", "Member", "given", "sent"]
 
 _CONTEXT = quick_start()
 _WRONG = 3
+_AWAY = 4
+"""The exit codes of a process that found a wrong state, and of one that the brokers did not answer."""
 OUTPUT_PARTITIONS = 2
 
 
@@ -184,6 +187,11 @@ class Member:
         self._process.kill()
         self._process.join()
 
+    @property
+    def is_away(self) -> bool:
+        """Whether it has ended because the brokers did not answer, so that it is to be started again."""
+        return self._process.exitcode == _AWAY
+
     def end(self) -> None:
         """Ask the process to stop, and wait. Raises AssertionError if it found an error."""
         self.signal(signal.SIGTERM)
@@ -202,6 +210,14 @@ def _work(group: Group, instance: str) -> None:
     logging.basicConfig(
         level=os.environ.get("STATELOG_TEST_LOG", "ERROR"), format="%(process)d %(asctime)s %(message)s"
     )
+    try:
+        _loop(group, instance)
+    except Unavailable:
+        traceback.print_exc()
+        sys.exit(_AWAY)
+
+
+def _loop(group: Group, instance: str) -> None:
     seen: set[int] = set()
     with group.worker(instance, Environment()) as worker:
 
