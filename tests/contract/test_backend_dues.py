@@ -142,6 +142,20 @@ def test_overdue_rows_come_oldest_first(make: Make) -> None:
     assert [due_ms for _, due_ms in odd] == [one for _, one in found if one % 2][:5]
 
 
+def test_a_portion_of_many_rows_with_one_due(make: Make) -> None:
+    """Of many rows that are due together only as many are looked at as are asked for."""
+    store, asked = make(), list[bytes]()
+    _apply(store, {b"k%d" % n: (b"v", 50) for n in range(500)}, 1)
+
+    def is_wanted(key: bytes) -> bool:
+        asked.append(key)
+        return True
+
+    assert len(store.overdue(50, 10, is_wanted)) == 10
+    assert len(asked) <= 11
+    assert len(store.overdue(50, 1000, _any)) == store.overdue_count(50) == 500
+
+
 def test_a_bulk_sets_and_ends_dues(make: Make) -> None:
     """`load` takes dues from the column, and a row without one, or of a table without the column, has none."""
     store = make()

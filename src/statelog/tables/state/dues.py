@@ -15,6 +15,7 @@ Invariants:
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from heapq import heapify, heappop, heappush
+from itertools import islice
 from types import MappingProxyType
 from typing import Any, TypeAlias, TypeGuard
 
@@ -92,11 +93,12 @@ class DueIndex:
         for due_ms in self._through(now_ms):
             held = self._at[due_ms]
             if _is_several(held):
-                found.extend((key, due_ms) for key in held if is_wanted(key))
+                wanted = ((key, due_ms) for key in held if is_wanted(key))
+                found.extend(islice(wanted, most - len(found)))  # There may be millions.
             elif is_wanted(held):
                 found.append((held, due_ms))
             if len(found) >= most:
-                return found[:most]
+                return found
         return found
 
     def overdue_count(self, now_ms: int) -> int:
