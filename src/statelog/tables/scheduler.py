@@ -149,6 +149,12 @@ class CommitScheduler:
         if named_count == count:
             self._named = named, now_count, keys, committed
 
+    def carried_on(self, count: int, now_count: int) -> None:
+        """Note that the changes since that count lead to the progress that was named at it, if any was."""
+        named, named_count, _, committed = self._named
+        if named_count == count != now_count and not self._layers.suspended:
+            self._named = {**named}, now_count, len(self._layers.active.changes), committed  # A deferred one.
+
     # ---- when
 
     def note(self, interval_s: float, progress: Metadata | None, count: int, keys: int) -> Named | None:

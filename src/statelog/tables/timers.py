@@ -22,6 +22,7 @@ from statelog.schemas.changes.due import When
 from statelog.tables.expiry import Expiry
 from statelog.tables.keyed import Keyed
 from statelog.tables.layers import Layers
+from statelog.tables.scheduler import CommitScheduler
 from statelog.tables.state.dues import DueKey
 
 
@@ -30,7 +31,9 @@ class Timed(Guarded, Keyed[K, V]):
 
     _layers: Layers
     _expiry: Expiry
+    _commits: CommitScheduler
     _count: int
+    _is_lent: bool
     _timed: bool
     _every: bool
 
@@ -83,7 +86,8 @@ class Timed(Guarded, Keyed[K, V]):
 
         Before each call the due of its row ends, so that it is there again. What `f` does is in the same commit: it may
         delete the row, put it again with another due, and change others. If `f` raises, both are undone, and the row is
-        due as before. From the first call on, commits of this object delete no rows that are due.
+        due as before. A progress that was named last, by any commit call, covers it. From the first call on, commits of
+        this object delete no rows that are due.
 
         Raises Misuse, the errors of `f`, and those of `transaction`.
         """
@@ -91,14 +95,18 @@ class Timed(Guarded, Keyed[K, V]):
             raise Misuse(f"a timer of type {type(f).__name__} cannot be called", hint="Give f(table, key, value)")
         if type(most) is not int or most < 1:
             raise Misuse(f"most is {most!r:.100}, not a positive number of rows", hint="Call run_due(f, most=1000)")
-        calls = 0
-        for key, due_ms in self._timers(most):
-            with self.transaction():
-                held = self._expiry.held(key, due_ms)
-                if held is not None:
-                    self._note(key, held)
-                    f(self, key, self._expiry.values.copy(held))
-                    calls += 1
+        calls, count = 0, self._count
+        try:
+            for key, due_ms in self._timers(most):
+                with self.transaction():
+                    held = self._expiry.held(key, due_ms)
+                    if held is not None:
+                        self._note(key, held)
+                        f(self, key, self._expiry.values.copy(held))
+                        calls += 1
+        finally:
+            if not self._is_lent:  # A worker names each progress itself.
+                self._commits.carried_on(count, self._count)
         return calls
 
     @Guarded.turn

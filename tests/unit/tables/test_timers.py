@@ -1,5 +1,6 @@
 """Timers: `run_due` calls a function for each row that is due; what it does is one commit with the end of the due."""
 
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -225,6 +226,41 @@ def test_a_timer_commits_nothing(rig: _Rig) -> None:
             table.run_due(lambda table, key, value: table.commit())
         assert table.run_due(rig.note) == 1
         table.commit()
+
+
+@pytest.mark.parametrize("ends_well", [True, False])
+def test_timers_belong_to_the_progress_that_was_named(rig: _Rig, *, ends_well: bool) -> None:
+    """What timers change between two messages is committed with the last named progress, at the latest by the close."""
+
+    def act(table: Table[str, bytes], key: str, _: bytes) -> None:
+        del table[key]
+        if key == "b" and not ends_well:
+            raise KeyError(key)
+
+    with rig.open() as table:
+        for n, key in enumerate("ab"):
+            table.put(key, b"1", due=NOW_S + n)
+        table["c"] = b"1"
+        table.commit({"n": 1})
+        rig.clock.advance(60)
+        with nullcontext() if ends_well else pytest.raises(KeyError):
+            table.run_due(act)
+    left = set("c") if ends_well else set("bc")
+    assert rig.committed().keys() == left
+    with rig.open() as table:
+        assert table.progress == {"n": 1}
+        table["d"] = b"1"
+        table.commit_every(1000.0, {"n": 2})
+        table.run_due(rig.note)
+        table.commit_every(1000.0)  # names none, and goes on with that
+    with rig.open() as table:
+        assert (table.progress, set(table)) == ({"n": 2}, left | {"d"})
+        table["e"] = b"1"
+        table.put("f", b"1", due=NOW_S)
+        table.run_due(rig.note)
+        with pytest.raises(Misuse):
+            table.commit()  # the loop's own change has no progress
+        table.rollback()
 
 
 # ---- workers
