@@ -111,7 +111,7 @@ def test_a_class_is_the_only_one_of_its_name() -> None:
     found = [
         one.name
         for path in _room_modules()
-        for one in ast.walk(style.parsed(path.read_text("utf-8")))
+        for one in style.statements(style.parsed(path.read_text("utf-8")))
         if isinstance(one, ast.ClassDef)
     ]
     assert sorted(name for name, count in Counter(found).items() if count > 1) == []
@@ -188,6 +188,18 @@ def test_a_check_finds_its_offence(check: Check, bad: str, good: str) -> None:
     """Each check complains about a planted offence, and not about its lawful twin."""
     assert list(check(bad))
     assert not list(check(good))
+
+
+def test_statements_are_found_at_any_depth() -> None:
+    """Every statement is found, in whichever block of another one, as often as a walk over all nodes finds it."""
+    source = (
+        "try:\n    f()\nexcept E:\n    def a(): pass\nelse:\n    class B:\n        def c(self): import d\nfinally:\n"
+        "    with x: y\nmatch z:\n    case 1:\n        for i in j: k\n        else: l\nif m: n\nelif o: p\nelse: q\n"
+    )
+    for text in (source, *(path.read_text("utf-8") for path in _python("src/statelog/tables"))):
+        tree = ast.parse(text)
+        walked = [node for node in ast.walk(tree) if isinstance(node, ast.stmt)]
+        assert sorted(map(id, style.statements(tree))) == sorted(map(id, walked))
 
 
 def test_names_are_read_from_source() -> None:
