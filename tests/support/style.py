@@ -40,7 +40,10 @@ class Offence(NamedTuple):
 
 @cache
 def parsed(source: str) -> ast.Module:
-    """Return the tree of a source, which several checks walk and none changes. `cache_clear` gives its memory back."""
+    """Return the tree of a source, which several checks walk and none changes.
+
+    Whoever calls this gives the memory back by `cache_clear`: the collector would go through the trees ever after.
+    """
     return ast.parse(source)
 
 
@@ -109,7 +112,7 @@ def undocumented_tests(source: str) -> Iterator[Offence]:
 
 def declared_names(source: str) -> list[str] | None:
     """Return the names in `__all__` as they stand there, or None if the module has none."""
-    for node in parsed(source).body:
+    for node in ast.parse(source).body:
         if isinstance(node, ast.Assign | ast.AnnAssign) and "__all__" in _bound(node):
             assert node.value is not None
             return list(ast.literal_eval(node.value))
@@ -118,7 +121,7 @@ def declared_names(source: str) -> list[str] | None:
 
 def exported_names(source: str) -> set[str]:
     """Return the public names that a module binds at its top: imports, definitions and assignments."""
-    names = {name for node in parsed(source).body for name in _bound(node)}
+    names = {name for node in ast.parse(source).body for name in _bound(node)}
     return {name for name in names if not name.startswith("_")}
 
 

@@ -57,11 +57,11 @@ def test_the_end_is_listed_by_process_and_by_line() -> None:
 
 
 def test_a_run_notes_where_it_waits(tmp_path: Path) -> None:
-    """A run of two processes lists a test that sleeps with the line of it, and one that computes with none."""
+    """A run in another process lists a test that sleeps with the line of it, and one that computes with none."""
     (tmp_path / "conftest.py").write_text(_CONFTEST, "utf-8")
     (tmp_path / "test_waits.py").write_text(_TESTS, "utf-8")
     ran = subprocess.run(
-        [sys.executable, "-m", "pytest", "-n", "2", "--dist", "loadscope", "-q", "--import-mode=importlib",
+        [sys.executable, "-m", "pytest", "-n", "1", "--dist", "loadscope", "-q", "--import-mode=importlib",
          "-p", "no:cacheprovider", "--rootdir", str(tmp_path), str(tmp_path)],
         cwd=tmp_path, env=environment(), capture_output=True, text=True, check=False, timeout=240,
     )  # fmt: skip
