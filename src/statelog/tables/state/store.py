@@ -224,7 +224,7 @@ class DictStore:
         values: ValueRule,
         state: dict[Any, Any],
         missing: Missing = NOTHING,
-        dues: Dues = NO_DUES,
+        dues: dict[Any, int] | None = None,
     ) -> None:
         self._keys = keys
         self._values = values
