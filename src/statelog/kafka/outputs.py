@@ -105,8 +105,9 @@ class ConfluentOutputProducer:
 
     def send(self, record: Output) -> None:
         """Queue a record; wait for at most the request time-out while the queue is full."""
-        client, until_s = self._started(), time.monotonic() + self._timeout_s
-        if not self._is_begun:
+        client, until_s = self._client, 0.0
+        if client is None or not self._is_begun:  # Else it was checked when the transaction began.
+            self._started()
             raise Misuse("no transaction has begun", hint="Call begin first")
         while True:
             try:
@@ -120,6 +121,7 @@ class ConfluentOutputProducer:
                     headers=list(record.headers) or None,
                 )
             except BufferError:
+                until_s = until_s or time.monotonic() + self._timeout_s
                 if time.monotonic() >= until_s:
                     raise self._unanswered("the queue of records stays full") from None
                 self._ask("sending records", client.poll, _FULL_S)

@@ -207,10 +207,10 @@ class _Batch:
             self._producer.begin()
             self.is_begun = True
         self.position = part.position
-        for number, record in enumerate(part.outputs, part.number):
+        for number, (topic, value, key, headers, partition) in enumerate(part.outputs, part.number):
             mark = mark_of(self._log, self._writer, part.position, number)
-            self._producer.send(record._replace(headers=(*record.headers, (HEADER, mark))))
-            self._size_bytes += len(record.value or b"") + len(record.key or b"")
+            self._producer.send(Output(topic, value, key, (*headers, (HEADER, mark)), partition))
+            self._size_bytes += len(value or b"") + len(key or b"")
         self.messages += len(part.outputs)
 
     def commit(self, text: str) -> int:
