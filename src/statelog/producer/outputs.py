@@ -72,27 +72,25 @@ class OutputMaker:
 class OutputBuffer:
     """Collects messages until `take` returns them. `roll_bytes`: at this size they are sent ahead."""
 
-    __slots__ = ("_outputs", "_roll_bytes", "size_bytes")
+    __slots__ = ("_roll_bytes", "messages", "size_bytes")
 
     def __init__(self, roll_bytes: int) -> None:
         self._roll_bytes = roll_bytes
-        self._outputs: list[Output] = []
+        self.messages: list[Output] = []
+        """To read; a commit without messages calls nothing here."""
         self.size_bytes = 0
         """About their size in a chunk."""
 
-    def __len__(self) -> int:
-        return len(self._outputs)
-
     def put(self, output: Output) -> bool:
         """Buffer a message. Return whether there is enough to send."""
-        self._outputs.append(output)
+        self.messages.append(output)
         self.size_bytes += output.size_bytes
         return self.size_bytes >= self._roll_bytes
 
     def take(self) -> tuple[list[Output], int]:
         """Empty the buffer. Return the messages in order, and their size."""
-        taken = self._outputs, self.size_bytes
-        self._outputs, self.size_bytes = [], 0
+        taken = self.messages, self.size_bytes
+        self.messages, self.size_bytes = [], 0
         return taken
 
 

@@ -129,7 +129,7 @@ class Writer(GrantHolder, OutputWriter, ChangeWriter):
             self._meter,
             changes=self._meter.changes + buffered_changes,
             buffered_changes=buffered_changes,
-            messages=self._meter.messages + len(self._outputs) + self._pipeline.unsent_messages,
+            messages=self._meter.messages + len(self._outputs.messages) + self._pipeline.unsent_messages,
             in_flight_bytes=outbox.in_flight_bytes,
             in_flight_chunks=outbox.in_flight_chunks,
             available=self.life is Life.OPEN and outbox.available,
@@ -227,7 +227,7 @@ class Writer(GrantHolder, OutputWriter, ChangeWriter):
         this life has already appended, Damaged.
         """
         check_kind("handle", handle, Handle, example="what persist().result() gave, or Handle.from_bytes(data)")
-        if self._buffer.changes or self._outputs or not self._pipeline.is_untouched:
+        if self._buffer.changes or self._outputs.messages or not self._pipeline.is_untouched:
             raise Misuse("a handle must be adopted before anything is appended", **self.grant.facts)
         check_handle(self.grant, handle, handle.checkpoint.id)
         verify_handle(self._log, handle.continuing(self._committer.base))
@@ -269,7 +269,7 @@ class Writer(GrantHolder, OutputWriter, ChangeWriter):
         return self._guard.hand_over()
 
     def _has_uncommitted(self) -> bool:
-        return bool(self._buffer.changes or self._outputs or self._meta or not self._pipeline.is_untouched)
+        return bool(self._buffer.changes or self._outputs.messages or self._meta or not self._pipeline.is_untouched)
 
     def _release(self) -> None:
         self._committing = None  # It refers to the writer, and would keep the clients.
@@ -318,9 +318,8 @@ class Writer(GrantHolder, OutputWriter, ChangeWriter):
             return None
         checkpoint_id = next_checkpoint_id(checkpoint_id, self._committer.base.id, writer=self.name)
         with self._guard:
-            outputs, size_bytes = self._outputs.take()
-            pipeline.hold_outputs(outputs, size_bytes)
-            changes = self._buffer.take()
+            outputs = self._outputs.messages
+            changes = self._take()
             pipeline.roll_over(changes)
         grant = self.grant
         inline = None if changes is None else carried_of(changes, grant.descriptor, grant.value_schema.id)
@@ -333,7 +332,7 @@ class Writer(GrantHolder, OutputWriter, ChangeWriter):
 
     def _take(self) -> Changes | None:
         """Empty the buffers: give the messages to the active change set, and return the changes."""
-        if self._outputs:
+        if self._outputs.messages:
             self._pipeline.hold_outputs(*self._outputs.take())
         return self._buffer.take()
 
