@@ -329,13 +329,13 @@ def lose(rig: LogRig, log: Log, partition: int, before: int) -> None:
 
 def test_a_lost_message_is_an_error_until_a_person_accepts_it(rig: LogRig, log: Log, target: str) -> None:
     """A listed message that is gone stops who reads it, by name. Accepted as lost, the others come out."""
+    handles: list[Handle] = []
     with Writer(log, "w", settings=SMALL) as writer:
         for number in range(3):
             writer.send(target, b"%d" % number)
-            handle = writer.persist().result()
-            writer.confirm(handle)
-            if number == 0:
-                (gone,) = handle.outputs
+            handles.append(writer.persist().result())
+            writer.confirm(handles[-1])
+    (gone,) = handles[0].outputs
     lose(rig, log, gone.partition, gone.end_offset)
     with rig.open() as other:
         with pytest.raises(StatelogError) as caught:

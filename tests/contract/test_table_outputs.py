@@ -205,22 +205,24 @@ def test_statistics(tables: TableRig, target: Target) -> None:
         assert table.statistics().unpublished_s == 0.0
 
 
-@pytest.mark.parametrize(
-    ("message", "error", "says"),
-    [
-        (lambda topic: ("", b"v"), InvalidChange, "not the name of a topic"),
-        (lambda topic: (b"bytes", b"v"), InvalidChange, "not the name of a topic"),
-        (lambda topic: ("no such topic!", b"v"), InvalidChange, "not the name of a topic"),
-        (lambda topic: (f"{topic}-never-made", b"v"), NotFound, "there is no topic"),
-        (lambda topic: (topic, 7), InvalidChange, "bytes, text or None, not int"),
-        (lambda topic: (topic, b"v", 7), InvalidChange, "bytes, text or None, not int"),
-        (lambda topic: (topic, b"v", None, {"statelog": b""}), InvalidChange, "statelog's own"),
-        (lambda topic: (topic, b"v", None, [b"x"]), InvalidChange, "headers"),
-        (lambda topic: (topic, b"v", None, None, 2), InvalidChange, "partition"),
-        (lambda topic: (topic, b"v", None, None, -1), InvalidChange, "partition"),
-        (lambda topic: (topic, b"x" * (16 << 20)), ValueTooLarge, "larger than"),
-    ],
-)
+Refused = tuple[Callable[[str], tuple[Any, ...]], type[Exception], str]
+REFUSED: list[Refused] = [
+    (lambda topic: ("", b"v"), InvalidChange, "not the name of a topic"),
+    (lambda topic: (b"bytes", b"v"), InvalidChange, "not the name of a topic"),
+    (lambda topic: ("no such topic!", b"v"), InvalidChange, "not the name of a topic"),
+    (lambda topic: (f"{topic}-never-made", b"v"), NotFound, "there is no topic"),
+    (lambda topic: (topic, 7), InvalidChange, "bytes, text or None, not int"),
+    (lambda topic: (topic, b"v", 7), InvalidChange, "bytes, text or None, not int"),
+    (lambda topic: (topic, b"v", None, {"statelog": b""}), InvalidChange, "statelog's own"),
+    (lambda topic: (topic, b"v", None, [b"x"]), InvalidChange, "headers"),
+    (lambda topic: (topic, b"v", None, None, 2), InvalidChange, "partition"),
+    (lambda topic: (topic, b"v", None, None, -1), InvalidChange, "partition"),
+    (lambda topic: (topic, b"x" * (16 << 20)), ValueTooLarge, "larger than"),
+]
+"""Messages to a topic, and the refusal of each."""
+
+
+@pytest.mark.parametrize(("message", "error", "says"), REFUSED)
 def test_what_is_refused(
     tables: TableRig, target: Target, message: Callable[[str], tuple[Any, ...]], error: type[Exception], says: str
 ) -> None:

@@ -6,6 +6,7 @@ transactions it sees some twice, and the header tells which. A failure names the
 
 from pathlib import Path
 from typing import NamedTuple
+from unittest.mock import Mock
 
 import pytest
 
@@ -63,10 +64,14 @@ def test_a_fault_anywhere(kind: Kind) -> None:
     SWEEP.play(SWEEP.single(kind, Way(is_carried=False), each=41))
 
 
+def _nothing(*_: object) -> None:
+    """Do and find nothing."""
+
+
 GUARDS: dict[str, tuple[object, str, object]] = {
-    "the stored place": (StoredPlace, "of", lambda *_: None),
-    "the hold on the log": (OutputHold, "claim", lambda _: "id"),
-    "what a former owner left": (TableOutputs, "begin", lambda _: None),
+    "the stored place": (StoredPlace, "of", _nothing),
+    "the hold on the log": (OutputHold, "claim", Mock(return_value="id")),
+    "what a former owner left": (TableOutputs, "begin", _nothing),
 }
 """Guards of the publisher, and what they are without themselves."""
 

@@ -224,7 +224,7 @@ def _portions(commits: Iterable[ValidCommit]) -> Iterator[list[_SendingCommit]]:
         is_full = held_bytes + size_bytes > _PORTION_BYTES or len(portion) == _PORTION_COMMITS
         if portion and (is_apart or is_full):
             yield portion
-            portion, held_bytes, partitions = [], 0, frozenset()
+            portion, held_bytes, partitions = [], 0, frozenset[int]()
         portion.append(one)
         held_bytes += size_bytes
         partitions |= mine

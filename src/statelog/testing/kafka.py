@@ -125,7 +125,8 @@ class MemoryKafka:
     def published(self, group: str, topic: str, partition: int) -> GroupOffset:
         """Return a group's offset and its text."""
         with self._asked("published", topic, [partition]) as (cluster, _):
-            return GroupOffset(*cluster.published.get((group, topic, partition), ()))
+            found = cluster.published.get((group, topic, partition))
+            return GroupOffset() if found is None else GroupOffset(*found)
 
     def producer(self) -> "MemoryProducer":
         """Return a new idempotent producer."""

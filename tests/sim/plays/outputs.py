@@ -4,6 +4,7 @@ Each message of the input puts a row and sends a message. In the end a committed
 once, in the order of its partition; at any time it has seen a beginning of that, and nothing that is not history.
 """
 
+import threading
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -79,7 +80,7 @@ class _Seen:
         """Return the numbers of the input's messages whose outputs a partition has, without repeats if they may be."""
         found: list[Output] = self.world.cluster.outputs(TARGET, partition)
         if self.is_repeating:
-            newest, places = [], (-1, -1)
+            newest, places = list[Output](), (-1, -1)
             for one in found:
                 _, position, number = (dict(one.headers)["statelog"] or b"").decode().rsplit("/", 2)
                 if (int(position), int(number)) > places:
@@ -102,6 +103,10 @@ class _Seen:
             assert self.numbers(partition) == list(range(partition, END, PARTITIONS))
 
 
+def _wait_not(_: threading.Event, __: float) -> None:
+    """Let no time pass."""
+
+
 @dataclass(slots=True)
 class _Life:
     """An incarnation that processes the input up to `goal`, and undoes some of what it sends."""
@@ -121,7 +126,7 @@ class _Life:
             _tuning=TableTuning(commits_under_way_max=1 if self.is_carried else 2),
         )
         options = process.table_options(None, settings)
-        environment = replace(process.table_environment(process.world.nemesis.point), wait=lambda _, __: None)
+        environment = replace(process.table_environment(process.world.nemesis.point), wait=_wait_not)
         with environment.run(lambda: statelog.table(LOG, create=MADE, **options)) as table:
             offset = self.judge.check(table)
             self._process(table, offset)

@@ -26,12 +26,12 @@ def _raising(code: int) -> Mock:
 def client(monkeypatch: pytest.MonkeyPatch) -> Mock:
     """Return the client that the next output producer gets."""
     made = Mock(flush=Mock(return_value=0))
-    monkeypatch.setattr(outputs, "make_client", lambda *_: made)
+    monkeypatch.setattr(outputs, "make_client", Mock(return_value=made))
     return made
 
 
 def _begun() -> ConfluentOutputProducer:
-    groups: Any = Mock(stored=lambda *_: (GroupOffset(), None))
+    groups: Any = Mock(stored=Mock(return_value=(GroupOffset(), None)))
     config = client_config({"bootstrap.servers": "localhost:9092"})
     producer = ConfluentOutputProducer(config, "name", "ledger", groups, is_transactional=True, timeout_s=0.1)
     producer.start()

@@ -3,6 +3,7 @@
 import threading
 import time
 from collections.abc import Callable
+from unittest.mock import Mock
 
 import pytest
 
@@ -56,7 +57,7 @@ def test_a_call_that_does_not_return_is_left(
 ) -> None:
     """A call into the client that outlasts its time-out is an error, and the close behind it returns."""
     client = _Client(stuck)
-    monkeypatch.setattr(outputs, "make_client", lambda *_: client)
+    monkeypatch.setattr(outputs, "make_client", Mock(return_value=client))
     monkeypatch.setattr(outputs, "GRACE_S", 0.1)
     config = client_config({"bootstrap.servers": "127.0.0.1:9"})
     producer = ConfluentOutputProducer(config, "name", "ledger", _Groups(), is_transactional=True, timeout_s=0.1)

@@ -37,7 +37,7 @@ class Tagged(bytes):
         (("t", b"v"), Output("t", b"v")),
         (("t", "é", "k"), Output("t", "é".encode(), b"k")),
         (("t", None, b"k"), Output("t", None, b"k")),
-        (("t", b"", b"", {}, 0), Output("t", b"", b"", (), 0)),
+        (("t", b"", b"", dict[str, bytes](), 0), Output("t", b"", b"", (), 0)),
         (("t", b"v", None, {"a": "1", "b": None}), Output("t", b"v", None, (("a", b"1"), ("b", None)))),
         (("t", b"v", None, [("a", b"1"), ["a", "2"]]), Output("t", b"v", None, (("a", b"1"), ("a", b"2")))),
     ],

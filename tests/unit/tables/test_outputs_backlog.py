@@ -9,7 +9,6 @@ import statelog
 from statelog.log import Log
 from statelog.materializer import MaterializerSettings
 from statelog.operate.description import describe_log
-from statelog.operate.report import Listing
 from statelog.tables import TableSettings
 from statelog.testing import Twin
 from tests.support.told import lines
@@ -27,7 +26,7 @@ def _writers(twin: Twin, scratch: Path) -> dict[str, Any]:
     """Return the column of each writer; empty if there is no such column."""
     with Log.open("log", twin.where()) as log:
         report = describe_log(log, MaterializerSettings(scratch=scratch))
-    (listing,) = [one for one in report.listings if isinstance(one, Listing) and one.name == "writers"]
+    (listing,) = [one for one in report.listings if one.name == "writers"]
     if "unpublished_messages" not in listing.columns:
         return {}
     at = listing.columns.index("unpublished_messages")

@@ -102,12 +102,12 @@ def _data(what: str, data: object) -> bytes | None:
 def _headers(headers: object) -> tuple[tuple[str, bytes | None], ...]:
     if isinstance(headers, str | bytes) or not isinstance(headers, Iterable):
         raise _wrong_headers(type(headers).__name__)
-    pairs = cast("Iterable[object]", headers.items() if isinstance(headers, Mapping) else headers)
+    pairs = cast("Iterable[Sequence[object]]", headers.items() if isinstance(headers, Mapping) else headers)
     found: list[tuple[str, bytes | None]] = []
     for pair in pairs:
-        if not isinstance(pair, tuple | list) or len(cast("Sequence[object]", pair)) != 2:
+        if not isinstance(pair, tuple | list) or len(pair) != 2:
             raise _wrong_headers(f"an item of {type(pair).__name__}")
-        name, value = cast("tuple[object, object]", pair)
+        name, value = pair
         if not isinstance(name, str):
             raise _wrong_headers(f"a name of {type(name).__name__}")
         if name == HEADER:
@@ -123,7 +123,7 @@ def _wrong_headers(what: str) -> InvalidChange:
 
 
 def _partition(partition: object) -> int:
-    is_whole = isinstance(partition, Integral) and not isinstance(partition, bool)
+    is_whole = not isinstance(partition, bool) and isinstance(partition, Integral)
     if not is_whole or not 0 <= int(cast("int", partition)) <= _MOST_PARTITION:
         hint = "Give a whole number from 0 on, or None: then the key decides, as with Java's producers"
         raise InvalidChange(f"{partition!r:.100} is not a partition", hint=hint)
