@@ -89,7 +89,8 @@ def test_a_writer_and_a_recovery(tmp_path: Path) -> None:
         with pytest.warns(UncommittedChanges), Writer(log, "w", partitions=[0]) as part:
             key = key_in(log, 0)
             assert len(_files(lambda: part.put(key, b"v"))) == 1
-        assert len(found := _files(lambda: Writer(log, "w").close())) <= 42, found  # Two know what a due and a message are
+        opened = _files(lambda: Writer(log, "w").close())
+        assert len(opened) <= 42, opened  # Two know what a due and a message are
         assert len(found := _files(to_dict)) <= 52, found  # Two know what a ledger record carries, one what a due is
 
 
