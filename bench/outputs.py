@@ -8,7 +8,7 @@ worker that sends a message for each of its input has the same worker without as
 import threading
 import time
 import uuid
-from collections.abc import Callable, Generator
+from collections.abc import Generator
 from contextlib import contextmanager
 
 from confluent_kafka import Consumer, Producer, TopicPartition
@@ -24,7 +24,9 @@ from statelog.tables import Table
 
 __all__ = ["outputs"]
 
-_WARM = 20
+_WARM, _BLOCK = 20, 50
+_PAUSE_S = 0.1
+"""Between two messages whose time to be seen is measured."""
 _CHANGES = 10
 """The changes of a commit: it is carried by its own record."""
 _SEEN_TIMEOUT_S = 30.0
@@ -38,10 +40,10 @@ def outputs(setting: Setting) -> list[Figure]:
     for _ in range(setting.rounds):
         with plain_topic(setting.bootstrap) as target, _reader(setting, target) as saw:
             transactions += _transactions(setting, target, saw)
-            with _table(setting) as table:
-                without += _commits(setting, table, few, lambda _: None)
-            with _table(setting) as table:
-                sending += _commits(setting, table, few, lambda number: table.send(target.name, b"%d" % number))
+            with _table(setting) as quiet, _table(setting) as table:
+                for _ in range(-(-setting.commits // _BLOCK)):  # In turns, block by block: a machine drifts.
+                    without += _commits(quiet, few, None)
+                    sending += _commits(table, few, target)
             with _table(setting) as table:
                 seen += _seen(setting, table, few, target, saw)
     for _ in range(setting.rounds):
@@ -70,23 +72,25 @@ def _table(setting: Setting) -> Generator[Table[bytes, bytes]]:
             yield table
 
 
-def _commits(setting: Setting, table: Table[bytes, bytes], few: Pairs, send: Callable[[int], object]) -> list[float]:
-    """Return the seconds of each commit."""
+def _commits(table: Table[bytes, bytes], few: Pairs, target: PlainTopic | None) -> list[float]:
+    """Return the seconds of each commit of a block, with a message to the target if there is one."""
     found: list[float] = []
-    for number in range(setting.commits):
+    for number in range(_BLOCK):
         for key, value in few:
             table.put(key, value)
-        send(number)
+        if target is not None:
+            table.send(target.name, b"%d" % number)
         started_s = time.perf_counter()
         table.commit({"offset": number})
         found.append(time.perf_counter() - started_s)
-    return found[min(_WARM, len(found) // 5) :]
+    return found[_BLOCK // 5 :]
 
 
 def _seen(setting: Setting, table: Table[bytes, bytes], few: Pairs, target: PlainTopic, saw: "_Saw") -> list[float]:
     """Return the seconds from the return of each commit until its message is seen."""
     found: list[float] = []
-    for number in range(max(_WARM, setting.commits // 5)):
+    for number in range(max(_WARM, setting.commits // 8)):
+        time.sleep(_PAUSE_S)
         for key, value in few:
             table.put(key, value)
         name = uuid.uuid4().bytes
@@ -104,7 +108,8 @@ def _transactions(setting: Setting, target: PlainTopic, saw: "_Saw") -> list[flo
     })  # fmt: skip
     producer.init_transactions(30)
     found: list[float] = []
-    for _ in range(max(_WARM, setting.commits // 5)):
+    for _ in range(max(_WARM, setting.commits // 8)):
+        time.sleep(_PAUSE_S)
         name = uuid.uuid4().bytes
         started_s = time.perf_counter()
         producer.begin_transaction()

@@ -37,8 +37,10 @@ _MOVE_S = 10.0
 """How often the hold is moved on."""
 _IDLE_MOVES = 6
 """After so many of these times without a wake the producer is closed, and the thread ends."""
-_PACE_S = 0.02
-"""The least time from one transaction to the next: each costs brokers and processors more than a commit does."""
+_PACE_S, _SHARE, _PACE_MAX_S = 0.02, 4, 0.1
+"""The least time from one transaction to the next, and at most: so many times what the last one took. Each costs
+brokers and processors more than a commit does.
+"""
 _PAUSE_S, _PAUSE_MAX_S = 0.1, 2.0
 _CAUSES = ("topic", "partition", "kafka_error")
 """The facts of the last error that the error of the patience names, too."""
@@ -128,7 +130,8 @@ class Publisher:
         self._failing: tuple[int, float] | None = None
         """The position where it has failed last, and since when."""
         self._moved_s = self._environment.clock()
-        self._sent_s = -math.inf
+        self._sent_s, self._took_s = -math.inf, 0.0
+        """When the last transactions began, and how long they took."""
         self._awaited: deque[_Awaited] = deque()
 
     # ---- for the owner
@@ -241,13 +244,16 @@ class Publisher:
 
     def _has_sent_all(self) -> bool:
         """Publish up to where the ledger was read, and move the hold on if it is time. Return whether that is all."""
-        history, now_s = self._log.history, self._environment.clock()
+        history, clock = self._log.history, self._environment.clock
         self._hold.take_over()
+        if not self._sender.reaches(history.place.position):
+            self._rest()
+        now_s = clock()
         view = history.read() if self._hold.is_claimed and now_s - self._moved_s >= _MOVE_S else None
         to = (view or history).place.position
         if not self._sender.reaches(to):
-            self._rest()
             self._sender.send_to(to, self._hold.base, self._is_late)
+            self._sent_s, self._took_s = now_s, clock() - now_s
         self._failing = None
         while self._awaited and self._sender.reaches(self._awaited[0].position):
             self._awaited.popleft()
@@ -257,11 +263,13 @@ class Publisher:
         return self._sender.reaches(history.place.position)
 
     def _rest(self) -> None:
-        """Let some time pass since the last transaction, where there is a thread for it."""
-        left_s = self._sent_s + _PACE_S - self._environment.clock()
+        """Let some time pass since the last transaction, where there is a thread for it: a loop that commits without a
+        pause has most of it for itself.
+        """
+        pace_s = min(max(_PACE_S, _SHARE * self._took_s), _PACE_MAX_S)
+        left_s = self._sent_s + pace_s - self._environment.clock()
         if left_s > 0 and self._has_thread:
             self._closing.wait(left_s)
-        self._sent_s = self._environment.clock()
 
     @property
     def _has_thread(self) -> bool:
