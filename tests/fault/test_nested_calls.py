@@ -129,7 +129,8 @@ def test_a_table(call: str, nested: str, is_raising: bool, stride: int) -> None:
             assert again[b"n"] == b"%d" % n, f"at line {at}"
             assert n >= max(told, default=1), f"at line {at}"
         sent = [one.value for one in rig.cluster.outputs(TARGET, 0)]
-        assert sent.count(b"with the state") == (call == "send" and n == 2), f"at line {at}"
+        least = call == "send" and not is_raising and n == 2  # Else it may have ended before it sent anything.
+        assert least <= sent.count(b"with the state") <= (n == 2), f"at line {at}"
         return has_come
 
     assert _sweep(stride, run) > 20  # A rollback has 33 lines.
