@@ -271,6 +271,9 @@ def output_properties(config: ClientConfig, transactional_id: str) -> dict[str, 
     properties = {**producer_properties(config), **_OUTPUT}
     if not transactional_id:
         return properties
+    given_ms = whole_in(properties.get("socket.timeout.ms", "").strip())
+    if given_ms is not None and given_ms > _TRANSACTION_MS:  # librdkafka refuses a request that outlasts a transaction.
+        properties["socket.timeout.ms"] = str(_TRANSACTION_MS)
     return {**properties, "transactional.id": transactional_id, "transaction.timeout.ms": str(_TRANSACTION_MS)}
 
 

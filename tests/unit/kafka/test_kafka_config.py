@@ -4,6 +4,7 @@ import pickle
 import traceback
 from contextlib import closing
 
+import confluent_kafka
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -15,6 +16,7 @@ from statelog.kafka.config import (
     check_password_in_clear,
     client_config,
     consumer_properties,
+    output_properties,
     producer_properties,
 )
 from statelog.secrets import (
@@ -146,6 +148,15 @@ def test_the_delivery_timeout_exceeds_the_clients_own() -> None:
     config = client_config({**SERVERS, "delivery.timeout.ms": "60000"})
     assert ConfluentKafka(config).producer().delivery_timeout_s > 60
     assert producer_properties(config)["message.timeout.ms"] == "60000"
+
+
+@pytest.mark.parametrize(("given_ms", "taken_ms"), [("1500", "1500"), ("60001", "60000"), ("280000", "60000")])
+def test_a_request_never_outlasts_a_transaction(given_ms: str, taken_ms: str) -> None:
+    """Patience with brokers beyond a transaction's time is cut there: the client would refuse the settings."""
+    config = client_config({**SERVERS, "socket.timeout.ms": given_ms})
+    assert output_properties(config, "t")["socket.timeout.ms"] == taken_ms
+    assert output_properties(config, "")["socket.timeout.ms"] == given_ms
+    confluent_kafka.Producer(output_properties(config, "t"))
 
 
 def test_a_setting_that_librdkafka_does_not_know_is_a_config_error() -> None:

@@ -92,7 +92,7 @@ def test_a_member_says_what_is_the_users() -> None:
         ({"enable.partition.eof": "true"}, "no ends"),
         ({"group.id": " "}, "group.id is empty"),
         ({"on_commit": "x"}, "callbacks"),
-        ({"transactional.id": "x"}, "no transactions"),
+        ({"transactional.id": "x"}, "its own groups and transactions"),
         ({"session.timeout.ms": 6000}, "not text"),
     ],
 )
