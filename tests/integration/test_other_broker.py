@@ -78,11 +78,11 @@ def test_a_second_writer_fences_the_first(rig: LogRig) -> None:
 
 
 def test_a_doctor_is_content(kfake: str, tmp_path: Path) -> None:
-    """A doctor finds only the waived checks and the records' times, and leaves no topic."""
+    """A doctor finds only the waived checks, the records' times and no transactions, and leaves no topic."""
     shell = Shell(kfake, tmp_path / "root", "unused")
     found = {one["name"]: one for one in shell.json("doctor", "--kafka")["findings"]}
     notes = {name: one["severity"] for name, one in found.items() if one["severity"] != "ok"}
-    assert notes == {Need.REPLICAS: "note", Need.CLOCK: "note"}
+    assert notes == dict.fromkeys((Need.REPLICAS, Need.CLOCK, Need.TRANSACTIONS), "note")
     assert doctors_topics(kfake) == []
 
 

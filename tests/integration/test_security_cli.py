@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from confluent_kafka.admin import AdminClient
+from confluent_kafka.admin import AclOperation, AdminClient, ResourceType
 
 from statelog.kafka.client import ConfluentKafka
 from statelog.kafka.config import client_config
@@ -31,6 +31,7 @@ from tests.support.services.s3_faulty import FaultyS3, Told, faulty_s3
 from tests.support.services.secure_broker import (
     Right,
     SecureBroker,
+    group,
     publishing,
     reading,
     rolling_up,
@@ -41,12 +42,15 @@ from tests.support.services.secure_broker import (
 pytestmark = [pytest.mark.broker, pytest.mark.timeout(900)]
 
 _LOG, _LEDGER, _OTHER, _ROOT = "by-commands", "by-commands.ledger", "other", "s3://bucket/logs"
+_SENDER = "statelog.statelog-doctor-"
 _GIVEN, _USING = "given", ("DELETE", "READ", "WRITE", "DESCRIBE_CONFIGS")
 
 
 def _doctoring(*operations: str) -> list[Right]:
-    """Return the rights on the topics that a doctor makes."""
-    return [right._replace(is_prefix=True) for right in topic("statelog-doctor-", *operations)]
+    """Return these rights on the topics that a doctor makes, and those for a transaction."""
+    rights = [*topic("statelog-doctor-", *operations), *group(_SENDER, "READ")]
+    rights.append(Right(ResourceType.TRANSACTIONAL_ID, _SENDER, AclOperation["WRITE"]))
+    return [right._replace(is_prefix=True) for right in rights]
 
 
 _PATIENCE_MS = "280000"
@@ -204,7 +208,8 @@ def test_a_missing_right_ends_a_command_with_2(
 
 
 def _topics(place: Place) -> set[str]:
-    return set(AdminClient({"bootstrap.servers": place.broker.plain}).list_topics(timeout=60).topics)
+    found = AdminClient({"bootstrap.servers": place.broker.plain}).list_topics(timeout=60).topics
+    return set(found) - {"__consumer_offsets", "__transaction_state"}  # Made by the first transaction.
 
 
 def _give_topics(place: Place) -> None:
@@ -243,7 +248,7 @@ def test_who_may_not_create_topics_is_given_some(place: Place) -> None:
     assert "still there" not in ended.printed
 
     _give_topics(place)
-    place.done("tenant", "doctor", "--kafka", "--topics", _GIVEN)
+    assert "WRITE on the transactional id" in place.done("tenant", "doctor", "--kafka", "--topics", _GIVEN)
     _give_topics(place)
     place.done("tenant", "init", _GIVEN, "--partitions", 1)
     place.done("tenant", "append", _GIVEN, _rows(place.directory, 3))

@@ -42,6 +42,10 @@ class Need(Explained):
         "DeleteRecords",
         "The materializer truncates with it: without it, Kafka deletes records by age, or grows forever",
     )
+    TRANSACTIONS = (
+        "transactions and consumer groups",
+        "Messages that tables send may come twice without them; nothing else needs them",
+    )
     CLOCK = (
         "times by the brokers' clocks",
         "The ages of commits, and alarms by age, are wrong by this difference; no decision depends on them",
@@ -61,7 +65,11 @@ _SHOWN: Mapping[Need, Sequence[str]] = {
     Need.KEPT: ("cleanup.policy", "retention.ms", "retention.bytes", "max.message.bytes"),
     Need.REPLICAS: ("min.insync.replicas", "unclean.leader.election.enable"),
 }
-_UNGRANTED = frozenset({"TOPIC_AUTHORIZATION_FAILED", "CLUSTER_AUTHORIZATION_FAILED"})
+_UNGRANTED = frozenset({
+    "TOPIC_AUTHORIZATION_FAILED", "CLUSTER_AUTHORIZATION_FAILED", "GROUP_AUTHORIZATION_FAILED",
+    "TRANSACTIONAL_ID_AUTHORIZATION_FAILED",
+})  # fmt: skip
+_REPEATED = 'Let tables that send messages have TableSettings(outputs="at-least-once")'
 _NO_CODEC, _NO_OFFSET = "UNSUPPORTED_COMPRESSION_TYPE", "acknowledged without an offset"
 
 
@@ -95,6 +103,7 @@ class KafkaAnswers:
 
     `wanted_replicas`: the requested number; the topics may have fewer.
     `listed`: the ledger's offsets after all records were sent.
+    `published`: the group's offset after a transaction that stored 1.
     `truncated`: the offsets of all partitions after they were truncated to their ends.
     """
 
@@ -108,6 +117,7 @@ class KafkaAnswers:
     read: Read | None = None
     largest_bytes: int | None = None
     listed: OffsetRange | None = None
+    published: int | None = None
     truncated: tuple[OffsetRange, ...] | None = None
 
 
@@ -130,6 +140,9 @@ def _of_error(need: Need, error: StatelogError) -> Verdict:
         severity, hint = Severity.NOTE, "Grant DELETE on both topics to whoever runs the materializer"
     if need is Need.DELETE_RECORDS and error.facts.get("kafka_error") in MISSING_REQUEST:
         severity, hint = Severity.NOTE, 'Make logs with truncation="retention": Kafka then deletes records by age'
+    if need is Need.TRANSACTIONS:
+        severity = Severity.NOTE  # A service without them may answer nothing to the point, and a log needs none.
+        hint = "Grant READ on the group, WRITE on the transactional id: docs/security.md" if is_ungranted else _REPEATED
     if reason.startswith(_NO_CODEC):
         hint = "Set the client's compression.type to none"
     return Verdict(severity, ": ".join(filter(None, (error.message, reason))), hint, error.facts)
@@ -247,6 +260,14 @@ def _of_delete_records(answers: KafkaAnswers) -> Verdict | None:
     return Verdict(Severity.OK, "both topics are truncated to their ends")
 
 
+def _of_transactions(answers: KafkaAnswers) -> Verdict | None:
+    if answers.published is None:
+        return None
+    if answers.published != 1:
+        return Verdict(Severity.NOTE, f"a transaction stored 1, and the group has {answers.published}", _REPEATED)
+    return Verdict(Severity.OK, "a transaction sent a record, and stored a group's offset")
+
+
 def _of_clock(answers: KafkaAnswers) -> Verdict | None:
     if answers.read is None or answers.read.misplaced:
         return None
@@ -281,6 +302,7 @@ _JUDGES: Mapping[Need, Callable[[KafkaAnswers], Verdict | None]] = {
     Need.LARGEST: _of_largest,
     Need.LIST_OFFSETS: _of_list_offsets,
     Need.DELETE_RECORDS: _of_delete_records,
+    Need.TRANSACTIONS: _of_transactions,
     Need.CLOCK: _of_clock,
     Need.LOG: lambda answers: _timed("commits on a log that was made", answers.commits_s),
 }

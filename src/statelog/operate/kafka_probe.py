@@ -25,6 +25,8 @@ from statelog.log.topics import create_topic, look_for
 from statelog.operate.kafka_needs import KafkaAnswers, Need, Read, Sent, TopicAnswer
 from statelog.producer import Writer, WriterSettings
 from statelog.schemas.names import data_topic, ledger_topic
+from statelog.schemas.outputs.output import Output
+from statelog.schemas.outputs.stored import outputs_group
 from statelog.schemas.topic_policy import MIN_RECORD_BYTES, TopicRole, Waiver, largest_record_bytes, topic_config
 from statelog.store.port import Store
 
@@ -117,6 +119,7 @@ def ask_kafka(topics: ThrowAwayTopics, store: Store, *, most: int = 300, limit_s
         read=asking.ask(Need.PLACES, asking.read, sent),
         largest_bytes=asking.ask(Need.LARGEST, asking.send_largest, made if sent else None),
         listed=asking.ask(Need.LIST_OFFSETS, asking.list_offsets, made),
+        published=asking.ask(Need.TRANSACTIONS, asking.publish, made if sent else None),
         truncated=asking.ask(Need.DELETE_RECORDS, asking.truncate, made),
         errors=asking.errors,
     )
@@ -194,6 +197,16 @@ class _Asking:
 
     def list_offsets(self, _: Sequence[TopicAnswer]) -> OffsetRange:
         return self._kafka.offsets(self._ledger, [0])[0]
+
+    def publish(self, _: Sequence[TopicAnswer]) -> int:
+        """Send a record in a transaction that stores a group's offset, as a table does. Return the offset then."""
+        group = outputs_group(self._name, "doctor")
+        with closing(self._kafka.output_producer(group, self._ledger)) as producer:
+            producer.start()
+            producer.begin()
+            producer.send(Output(self._name, _VALUE % 0))
+            producer.commit(1)
+        return self._kafka.published(group, self._ledger, 0).offset
 
     def truncate(self, made: Sequence[TopicAnswer]) -> tuple[OffsetRange, ...]:
         for _, found, _ in made:

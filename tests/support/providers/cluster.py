@@ -10,6 +10,9 @@ from tests.support.providers.provider import Provider
 
 __all__ = ["ProviderCluster"]
 
+_REQUESTS = {"delete_records": "DeleteRecords", "commit_transaction": "EndTxn"}
+"""The request of a call, where a service may lack it."""
+
 
 class ProviderCluster(MemoryCluster):
     """A `MemoryCluster` that refuses, hides and lacks the same as the service; its network plays no part."""
@@ -20,8 +23,8 @@ class ProviderCluster(MemoryCluster):
 
     def answer(self, method: str, topic: str = "", partitions: Iterable[int] = ()) -> Answer:
         """Answer as the twin does. Raises ConfigError for a request that the service lacks."""
-        if method == "delete_records":
-            self.provider.check_request("DeleteRecords")
+        if method in _REQUESTS:
+            self.provider.check_request(_REQUESTS[method])
         return super().answer(method, topic, partitions)
 
     def create(self, spec: TopicSpec) -> None:

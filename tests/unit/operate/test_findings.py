@@ -44,6 +44,7 @@ GOOD = KafkaAnswers(
     read=Read(0, 0.0),
     largest_bytes=16 << 20,
     listed=OffsetRange(0, 8),
+    published=1,
     truncated=(OffsetRange(8, 8), OffsetRange(9, 9)),
 )
 
@@ -105,6 +106,17 @@ def test_a_right_that_is_missing() -> None:
     lacking = ConfigError("no request", kafka_error="_UNSUPPORTED_FEATURE")
     found = judged(Need.DELETE_RECORDS, lacking, truncated=None)
     assert (found.severity, 'truncation="retention"' in found.hint) == (Severity.NOTE, True)
+
+
+def test_transactions() -> None:
+    """Transactions that fail keep nobody from making a log; missing rights and a lost offset are told apart."""
+    ungranted = ConfigError("x takes WRITE", kafka_error="TRANSACTIONAL_ID_AUTHORIZATION_FAILED")
+    found = judged(Need.TRANSACTIONS, ungranted, published=None)
+    assert (found.severity, found.hint.startswith("Grant READ on the group")) == (Severity.NOTE, True)
+    found = judged(Need.TRANSACTIONS, BrokerUnavailable("x"), published=None)
+    assert (found.severity, 'outputs="at-least-once"' in found.hint) == (Severity.NOTE, True)
+    found = judged(Need.TRANSACTIONS, published=-1)
+    assert (found.severity, found.found) == (Severity.NOTE, "a transaction stored 1, and the group has -1")
 
 
 def test_a_codec_that_is_refused() -> None:
