@@ -240,7 +240,9 @@ def test_a_handler_that_ends_a_call(call: str, monkeypatch: pytest.MonkeyPatch) 
 
     at, came = 1, True
     while came:
-        tables = TableRig(twin_rig("log"), None)
+        rig = twin_rig("log")
+        rig.cluster.create(TopicSpec(name=TARGET, partitions=1, replication_factor=1))
+        tables = TableRig(rig, None)
         table = tables.open()
         table[b"n"] = b"1"
         table.commit({"n": 1})
