@@ -2,7 +2,8 @@
 
 The baseline of a commit with a message is the same commit without one. A message is seen so long after its commit has
 returned. The baseline of that is a Kafka transaction with the message, from its begin, for which a plain loop waits. A
-worker that sends a message for each of its input has the same worker without as its baseline.
+worker that sends a message for each of its input has the same worker without as its baseline, and the same loop of the
+peers that are exactly once.
 """
 
 import threading
@@ -14,8 +15,10 @@ from contextlib import contextmanager
 from confluent_kafka import Consumer, Producer, TopicPartition
 
 import statelog
+from bench.cost import Cost
 from bench.figures import Figure, latency, rate
 from bench.logs import bench_log, bench_where
+from bench.peers import Peer, peers
 from bench.plain import CONSUMER, PARTITIONS, PRODUCER, PlainTopic, plain_topic
 from bench.setting import Setting
 from bench.workload import Pairs, batches, pairs
@@ -37,6 +40,7 @@ def outputs(setting: Setting) -> list[Figure]:
     few = pairs(batches(_CHANGES, _CHANGES))
     without, sending, seen, transactions = list[float](), list[float](), list[float](), list[float]()
     rates: dict[bool, list[tuple[int, float]]] = {False: [], True: []}
+    theirs: dict[Peer, list[tuple[int, float]]] = {peer: [] for peer in peers() if "send" in peer.kinds}
     for _ in range(setting.rounds):
         with plain_topic(setting.bootstrap) as target, _reader(setting, target) as saw:
             transactions += _transactions(setting, target, saw)
@@ -49,8 +53,10 @@ def outputs(setting: Setting) -> list[Figure]:
     for _ in range(setting.rounds):
         for sends in (False, True):
             rates[sends].append(_worker(setting, sends=sends))
+        for peer, found in theirs.items():
+            found.append(_peer(setting, peer))
     plain, commit = "the same without a message", f"commit of {_CHANGES} changes and a message"
-    count, took = rates[True][0][0], [seconds for _, seconds in rates[True]]
+    count, took, each = rates[True][0][0], [one for _, one in rates[True]], "worker that sends a message for each"
     return [
         latency(f"{commit}, p50", 0.5, sending, plain, without),
         latency(f"{commit}, p99", 0.99, sending, plain, without),
@@ -60,7 +66,8 @@ def outputs(setting: Setting) -> list[Figure]:
         latency(
             "a message is seen after its commit, p99", 0.99, seen, "in a Kafka transaction of its own", transactions
         ),
-        rate("worker that sends a message for each", count, took, "the same without", rates[False]),
+        rate(each, count, took, "the same without", rates[False]),
+        *(rate(each, count, took, peer.name, found) for peer, found in theirs.items()),
     ]
 
 
@@ -173,6 +180,7 @@ def _worker(setting: Setting, *, sends: bool) -> tuple[int, float]:
             for message, table in worker:
                 key, value = message.key(), message.value()
                 if key and value:  # Not a probe.
+                    table.get(key)
                     table.put(key, value)
                     if sends:
                         table.send(target.name, value, key)
@@ -186,3 +194,13 @@ def _worker(setting: Setting, *, sends: bool) -> tuple[int, float]:
         took_s = time.perf_counter() - started_s
     Log.delete(name, where)
     return len(few) - warm, took_s
+
+
+def _peer(setting: Setting, peer: Peer) -> tuple[int, float]:
+    """Return the same of a peer's loop, which sends each value to a topic."""
+    few = pairs(batches(setting.scaled(0.02), setting.keys))
+    warm = len(few) // 5
+    with plain_topic(setting.bootstrap) as topic, plain_topic(setting.bootstrap) as target:
+        topic.produce(few)
+        cost: Cost = peer.loop(setting.bootstrap, topic.name, len(few), warm, f"send={target.name}")
+    return len(few) - warm, cost.wall_s

@@ -24,7 +24,7 @@ _TIMEOUT_S = 600
 
 
 class Peer:
-    """One library: the command that runs its program, the work that it can do, and its `options`."""
+    """One library: the command that runs its program, the kinds of work that it can do, and its `options`."""
 
     def __init__(self, name: str, command: Sequence[str], kinds: Sequence[str], *options: str) -> None:
         self.name = name
@@ -52,14 +52,14 @@ def peers() -> list[Peer]:
     if quix:
         command = [quix, str(_PROGRAMS / "quix_loop.py")]
         found.append(Peer("Quix Streams", command, ("topic", "state"), "at-least-once"))
-        found.append(Peer("Quix Streams, exactly once", command, ("topic",), "exactly-once"))
+        found.append(Peer("Quix Streams, exactly once", command, ("topic", "send"), "exactly-once"))
     else:
         _left_out("Quix Streams", "STATELOG_BENCH_QUIX: a Python interpreter that has quixstreams")
     if streams:
         command = ["java", "-Xmx2g", "-cp", f"{streams}/*", str(_PROGRAMS / "StreamsLoop.java")]
         found.append(Peer("Kafka Streams", command, ("topic",), "rocksdb", "at_least_once"))
         found.append(Peer("Kafka Streams, in memory", command, ("topic",), "memory", "at_least_once"))
-        found.append(Peer("Kafka Streams, exactly once", command, ("topic",), "rocksdb", "exactly_once_v2"))
+        found.append(Peer("Kafka Streams, exactly once", command, ("topic", "send"), "rocksdb", "exactly_once_v2"))
     else:
         _left_out("Kafka Streams", "STATELOG_BENCH_STREAMS: a directory with kafka-streams' jars")
     return found

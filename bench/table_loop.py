@@ -98,7 +98,7 @@ def table_loop(setting: Setting) -> list[Figure]:
     ours = {
         (way, kind): list[Cost]() for way in _WAYS for kind in (BACKENDS if way == "worker" else (*BACKENDS, *_FLOORS))
     }
-    theirs = {(way, peer): list[Cost]() for peer in peers() for way in peer.kinds}
+    theirs = {(way, peer): list[Cost]() for peer in peers() for way in peer.kinds if way in _WAYS}
     for _ in range(setting.rounds):
         with plain_topic(setting.bootstrap) as topic:
             topic.produce(few)

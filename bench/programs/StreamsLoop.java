@@ -1,8 +1,9 @@
-// Kafka Streams' share of `python -m bench table-loop`: get and put of every record of a topic in a key-value store with
-// its changelog. STORE is `rocksdb` or `memory`, GUARANTEE the name of a processing guarantee. Prints the seconds, on the clock and of the processors, from the record number `warm` to the
-// last one.
+// Kafka Streams' share of `python -m bench table-loop` and `outputs`: get and put of every record of a topic in a
+// key-value store with its changelog. WHAT is `topic`, or `send=TARGET`: each value goes to another topic, too. STORE is
+// `rocksdb` or `memory`, GUARANTEE the name of a processing guarantee. Prints the seconds, on the clock and of the
+// processors, from the record number `warm` to the last one.
 //
-//     java -cp 'jars/*' StreamsLoop.java BOOTSTRAP TOPIC RECORDS WARM DIRECTORY topic STORE GUARANTEE
+//     java -cp 'jars/*' StreamsLoop.java BOOTSTRAP TOPIC RECORDS WARM DIRECTORY WHAT STORE GUARANTEE
 
 import com.sun.management.OperatingSystemMXBean;
 import java.lang.management.ManagementFactory;
@@ -28,12 +29,15 @@ public final class StreamsLoop {
     private static final CountDownLatch done = new CountDownLatch(1);
     private static volatile long startedNs, startedCpuNs, wallNs, cpuNs;
     private static long records, warm;
+    private static boolean sends;
 
-    private static final class Loop implements Processor<byte[], byte[], Void, Void> {
+    private static final class Loop implements Processor<byte[], byte[], byte[], byte[]> {
         private KeyValueStore<byte[], byte[]> store;
+        private ProcessorContext<byte[], byte[]> context;
 
         @Override
-        public void init(ProcessorContext<Void, Void> context) {
+        public void init(ProcessorContext<byte[], byte[]> context) {
+            this.context = context;
             store = context.getStateStore("state");
         }
 
@@ -41,6 +45,9 @@ public final class StreamsLoop {
         public void process(Record<byte[], byte[]> record) {
             store.get(record.key());
             store.put(record.key(), record.value());
+            if (sends) {
+                context.forward(record);
+            }
             long now = seen.incrementAndGet();
             if (now == warm) {
                 startedCpuNs = SYSTEM.getProcessCpuTime();
@@ -56,6 +63,7 @@ public final class StreamsLoop {
     public static void main(String[] args) throws Exception {
         records = Long.parseLong(args[2]);
         warm = Long.parseLong(args[3]);
+        sends = args[5].startsWith("send=");
         Topology topology = new Topology();
         topology.addSource("source", Serdes.ByteArray().deserializer(), Serdes.ByteArray().deserializer(), args[1]);
         topology.addProcessor("loop", Loop::new, "source");
@@ -67,6 +75,11 @@ public final class StreamsLoop {
                                 Serdes.ByteArray(), Serdes.ByteArray())
                         .withCachingEnabled(),  // As the DSL has it: the changelog gets the last value of a key.
                 "loop");
+        if (sends) {
+            topology.addSink(
+                    "target", args[5].substring("send=".length()), Serdes.ByteArray().serializer(),
+                    Serdes.ByteArray().serializer(), "loop");
+        }
         Properties settings = new Properties();
         settings.put(StreamsConfig.APPLICATION_ID_CONFIG, args[1] + "-" + args[6] + "-" + args[7]);
         settings.put(StreamsConfig.PROCESSING_GUARANTEE_CONFIG, args[7]);

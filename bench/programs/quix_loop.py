@@ -1,11 +1,12 @@
-"""Quix Streams' part of `python -m bench table-loop`: get and put of every record of a topic in its state.
+"""Quix Streams' part of `python -m bench table-loop` and `outputs`: get and put of every record of a topic.
 
     python quix_loop.py BOOTSTRAP TOPIC RECORDS WARM DIRECTORY WHAT GUARANTEE
 
 Runs in an environment with `quixstreams` and without this project: they need different versions of confluent-kafka.
 Prints the seconds on the clock and the CPU seconds from record number `warm` on. WHAT is `topic`: an application over
-the topic, up to its last record; or `state`: the records are in memory, and get, put and commit of the state are called
-as by an application, including the last commit. GUARANTEE is `at-least-once` or `exactly-once`.
+the topic, up to its last record; `send=TARGET`: the same, and each value goes to another topic, too; or `state`: the
+records are in memory, and get, put and commit of the state are called as by an application, including the last commit.
+GUARANTEE is `at-least-once` or `exactly-once`.
 
 The state is in RocksDB with its changelog topic, and is committed every second. Values are bytes: JSON would be slower.
 """
@@ -45,7 +46,7 @@ def main(bootstrap: str, topic: str, records: int, warm: int, directory: str, wh
     found = _records(bootstrap, topic, records) if what == "state" else []
     app = quix.Application(
         broker_address=bootstrap,
-        consumer_group=f"{topic}-{what}-{guarantee}",
+        consumer_group=f"{topic}-{what.partition('=')[0]}-{guarantee}",
         processing_guarantee=guarantee,
         state_dir=directory,
         auto_offset_reset="earliest",
@@ -79,6 +80,8 @@ def main(bootstrap: str, topic: str, records: int, warm: int, directory: str, wh
         os._exit(0)
 
     frame.update(of_memory if what == "state" else of_topic, stateful=True)
+    if what.startswith("send="):
+        frame.to_topic(app.topic(what.partition("=")[2], key_serializer="bytes", value_serializer="bytes"))
     app.run(count=records)
 
 
