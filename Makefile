@@ -27,7 +27,7 @@ STAMP := $(VENV)/.made-of-$(shell { cat pyproject.toml; echo '$(EXTRAS)'; } | ck
 
 help:
 	@echo 'make demo    a Spark job on a real Kafka, killed and recovered (no other command needed)'
-	@echo 'make test    all tests, at most a quarter of an hour on two cores'
+	@echo 'make test    all tests, about twenty minutes on two cores'
 	@echo 'make check   style, types and the import contract'
 	@echo 'make bench   the figures of bench/; a run of all writes docs/figures.md, the figures of the README, and their picture'
 	@echo 'make soak    long random runs'
