@@ -411,7 +411,9 @@ def make_commit(
         handles=going_on,
         witness=witness,
         final=final,
-        **carried._asdict(),
+        inline=carried.inline,
+        batch=carried.batch,
+        outputs=carried.outputs,
     )
     size_bytes, max_bytes = commit.size_bytes, grant.descriptor.record_bytes_max * 15 // 16  # With room for framing.
     if size_bytes > max_bytes:
